@@ -82,6 +82,7 @@ class Record:
         gradient_norm: L2 norm of the averaged gradient, before clipping.
         worker_gradient_norms: that norm for each data-parallel worker's own
             gradient, before averaging, shape (workers,).
+        learning_rate: as scheduled for this step.
         update_norm: L2 norm of the change the optimiser made to the weights.
         parameter_norm: L2 norm of the weights.
         events: hardware events since the previous record; None where the run
@@ -100,6 +101,7 @@ class Record:
         probe_loss: nats per token on a small batch that stays the same.
         planned_events: changes that the user announced for this step, such as
             ``learning_rate``, ``batch_size``, ``data_mixture``.
+        loss_scale: of mixed-precision training, as the scaler set it.
         skipped: whether the optimiser left this step out (an overflow, a guard).
         step_seconds: host time of the step, without pauses that are known as such.
         data_wait_seconds: of that, from the optimiser's step before to the forward pass.

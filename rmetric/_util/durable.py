@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import bz2
 import errno
-import gzip
-import lzma
 import os
 import re
 import secrets
 import stat
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -164,6 +160,9 @@ def unpacked(
     LogError: it cannot be read, or nothing of it can be unpacked, unless it `may_be_empty` and ends
     within its first block, which of .zst is 128 KiB of text.
     """
+    import gzip
+    import zlib
+
     refuse_special(path)
     read_any = False
     try:
@@ -190,11 +189,19 @@ def _blocks(path: Path, file: Any, block: int) -> Iterator[bytes]:
     if magic.startswith(_ZSTD_MAGIC):
         return _of_frames(file, block, *_zstd(path))
     if magic.startswith(_XZ_MAGIC):
+        import lzma
+
         return _of_frames(file, block, lzma.LZMADecompressor, lzma.LZMAError)
     if _BZIP2_MAGIC.match(magic):
+        import bz2
+
         return _of_frames(file, block, bz2.BZ2Decompressor, OSError)
-    # Not `read`, which loses what it has gathered when it meets the cut.
-    read = gzip.GzipFile(fileobj=file).read1 if magic.startswith(_GZIP_MAGIC) else file.read
+    read = file.read
+    if magic.startswith(_GZIP_MAGIC):
+        import gzip
+
+        # Not `read`, which loses what it has gathered when it meets the cut.
+        read = gzip.GzipFile(fileobj=file).read1
     return iter(lambda: read(block), b"")
 
 

@@ -56,7 +56,8 @@ def lazy(
 
     `exports` maps a dotted module to the names that the package offers from it, with spaces
     between; ``Offered=Name`` offers `Name` under another one. A module is imported when a name is
-    first asked for; ModuleNotFoundError names the command to install a missing package.
+    first asked for. AttributeError: a name that is not offered; ModuleNotFoundError, which names
+    the command to install it: an optional package is missing.
     """
     found_at: dict[str, tuple[str, str]] = {}
     for module, names in exports.items():

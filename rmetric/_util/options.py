@@ -20,16 +20,12 @@ def usable_cores() -> int:
 
 
 def add_jobs(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
-    words: str = "processes",
-    *,
-    default: int | None = None,
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, words: str = "processes"
 ) -> None:
     """Add `--jobs N`, the number of processes; by default one a core. `words` are its help text."""
-    said = "one a core, here %(default)s" if default is None else "%(default)s"
     parser.add_argument(
-        "--jobs", type=whole(1), default=usable_cores() if default is None else default,
-        metavar="N", help=f"{words} (default: {said})",
+        "--jobs", type=whole(1), default=usable_cores(), metavar="N",
+        help=f"{words} (default: one a core, here %(default)s)",
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ class WebhookSender:
     Args:
         url: http or https. One that cannot be posted to raises ValueError, which has its `name`.
         report: called with why a message was not taken, in words for "the webhook ...".
-        timeout: seconds for one try of the `tries`, with pauses between them that double.
+        timeout: seconds, above 0, for one of the `tries`, at least 1; their pauses double.
         pause: seconds before the second try.
         waiting: messages that may wait to be sent.
         form: where neither the URL nor its host tells one; of `FORMS`.

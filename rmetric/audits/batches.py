@@ -98,9 +98,11 @@ class Batches(Audit):
     def on_save(self, training: Training) -> Mapping[str, Any]:
         self._log_after(training)
         self._saved, self._after, recent = self._number, [], list(self._recent)
-        begins = (0, self._begun, self._number - len(recent))
-        parts = (self._origin[:], self._now[:], recent)
-        chains = [list(pair) for pair in zip(begins, parts, strict=True)]
+        chains = [
+            [0, self._origin[:]],
+            [self._begun, self._now[:]],
+            [self._number - len(recent), recent],
+        ]
         return {"number": self._number, "epoch": training.epoch, "chains": chains}
 
     def on_resume(self, training: Training, saved: Mapping[str, Any]) -> Iterable[Finding]:

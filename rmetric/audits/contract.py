@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rmetric.audits.finding import KINDS, Finding, Severity, named, numbered
+from rmetric.audits.finding import KINDS, ONE, SEVERAL, Finding, Severity, named, numbered
 from rmetric.audits.training import Seen, Training
 
 
@@ -71,6 +71,7 @@ class Audit:
         if not known.issuperset((kind, *parameters)):
             told.update((kind, *parameters))
             facts |= {"parameters": named(parameters), "ranks": numbered(ranks)}
+            facts |= ONE if len(parameters) == 1 else SEVERAL
             yield Finding(
                 kind=kind, severity=severity, words=KINDS[kind].format(**facts), step=step,
                 ranks=tuple(ranks), parameters=tuple(parameters), rows=tuple(table),

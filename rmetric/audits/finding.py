@@ -10,30 +10,33 @@ Severity = Literal["error", "hint"]
 #: Names in a sentence; the others are counted.
 NAMED = 2
 
+#: Words of `KINDS` where they are about one parameter, and about several.
+ONE = {"s": "s", "are": "is", "have": "has", "do": "does", "them": "it", "their": "its"}
+SEVERAL = {"s": "", "are": "are", "have": "have", "do": "do", "them": "them", "their": "their"}
 #: Kind -> words with what was measured, and what to do. `{parameters}` are counted and named.
 KINDS = {
-    "in_two_groups": "{parameters} stand in two groups: each group's step moves them",
-    "frozen_in_group": "{parameters} are frozen and stand in a group of the optimizer, which "
-    "does not train them",
+    "in_two_groups": "{parameters} stand{s} in two groups: each group's step moves {them}",
+    "frozen_in_group": "{parameters} {are} frozen and stand{s} in a group of the optimizer, which "
+    "does not train {them}",
     "rate_zero": "the learning rate of {groups} was 0 in the first {steps} steps: nothing of "
     "it is trained; look at the scheduler, or leave the group out",
-    "stale_optimizer": "the optimizer holds {stale} tensors that the model does not have any "
+    "stale_optimizer": "the optimizer holds {stale} that the model does not have any "
     "more, and lacks {parameters}: make it after the model was moved, wrapped or changed",
     "tied_weights_apart": "{parameters} should be one tensor and are two, which train apart: "
     "tie them again after the model was moved or loaded",
-    "not_in_optimizer": "{parameters} ({share} of the weights) have gradients and stand in no "
-    "group of an optimizer, so nothing trains them: add them to a group, or set requires_grad "
+    "not_in_optimizer": "{parameters} ({share} of the weights) {have} gradients and stand{s} in no "
+    "group of an optimizer, so nothing trains {them}: add {them} to a group, or set requires_grad "
     "to False",
-    "not_updated": "{parameters} have gradients and stand in the optimizer, and its steps do "
-    "not change them: what it writes does not reach the model (a compiled step, a copy)",
-    "rounded_away": "{parameters} ({share} of the weights) have gradients and do not change: "
-    "the update is below the rounding of their type; keep float32 weights, or raise the rate",
-    "no_gradient": "{parameters} ({share} of the weights) stand in the optimizer and get no "
+    "not_updated": "{parameters} {have} gradients and stand{s} in the optimizer, and its steps do "
+    "not change {them}: what it writes does not reach the model (a compiled step, a copy)",
+    "rounded_away": "{parameters} ({share} of the weights) {have} gradients and {do} not change: "
+    "the update is below the rounding of {their} type; keep float32 weights, or raise the rate",
+    "no_gradient": "{parameters} ({share} of the weights) stand{s} in the optimizer and get{s} no "
     "gradient while others do: detached, under no_grad, or not used",
-    "zero_gradient": "{parameters} ({share} of the weights) have a gradient of exactly 0 "
-    "while others do not: the loss does not depend on them",
-    "frozen_changes": "{parameters} are frozen and change: the optimizer moves them by "
-    "gradients or moments of before; leave them out of its groups",
+    "zero_gradient": "{parameters} ({share} of the weights) {have} a gradient of exactly 0 "
+    "while others do not: the loss does not depend on {them}",
+    "frozen_changes": "{parameters} {are} frozen and change{s}: the optimizer moves {them} by "
+    "gradients or moments of before; leave {them} out of its groups",
     "weights_apart": "the weights of replicas differ, those of {ranks}, in {parameters}: "
     "hooks or messages that were lost, clipping on one rank, a GPU that computes wrong",
     "gradients_apart": "the exchanged gradients of replicas differ, those of {ranks}, in "
@@ -88,6 +91,7 @@ class Finding:
         severity: ``error``, the training does not do what it should; ``hint``, a fact that is on
             purpose in some trainings.
         words: what was measured, and what to do.
+        step: at which it was found.
         ranks, parameters: all that it is about.
         rows: what was compared, part by part.
     """

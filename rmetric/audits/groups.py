@@ -67,7 +67,8 @@ class Groups(Audit):
             if p.grad is not None and id(p) not in held and tuple(p.shape) in shapes
         ]
         if lacking:
-            yield from self.find("stale_optimizer", step, parameters=lacking, stale=len(stale))
+            words = f"{len(stale)} tensor{'s' * (len(stale) != 1)}"
+            yield from self.find("stale_optimizer", step, parameters=lacking, stale=words)
 
 
 def _untied(root: nn.Module) -> Iterable[tuple[Tensor, Tensor]]:

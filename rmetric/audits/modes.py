@@ -30,7 +30,8 @@ _LAYERS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 class Modes(Audit):
     """Modes of the forward passes, gradients that are kept, autocast, the loss itself.
 
-    Its weakness: only calls of the model itself are seen, not those of its parts.
+    Its weakness: only calls of the model itself are seen, not those of its parts, and of a compiled
+    one only where the monitor has what `torch.compile` returned.
     """
 
     name = "modes"

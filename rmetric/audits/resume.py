@@ -104,9 +104,9 @@ class Resume(Audit):
     def on_resume(self, training: Training, saved: Mapping[str, Any]) -> Iterable[Finding]:
         own, now = dict(saved.get(self.name) or {}), state_of(training)
         self._saved = saved
-        if own and not self._before:  # no forward pass was seen, and what it changes has changed
-            own |= {"random": None, "buffers": None}
-        if own:
+        if isinstance(own.get("weights"), list):  # else of another version
+            if not self._before:  # no forward pass was seen, and what it changes has changed
+                own |= {"random": None, "buffers": None}
             self._rows = list(_rows(own, now | self._before))
         return ()
 

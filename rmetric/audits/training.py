@@ -59,8 +59,8 @@ class OwnHook:
     It does nothing in a copy of the model, and after its first exception.
     """
 
-    def __init__(self, call: Callable[..., None] | None = None) -> None:
-        self._call = call
+    def __init__(self, call: Callable[..., Any] | None = None, what: str = "an audit hook") -> None:
+        self._call, self._what = call, what
 
     def __call__(self, *args: Any) -> None:
         if self._call is None or torch.compiler.is_compiling():
@@ -69,8 +69,8 @@ class OwnHook:
             self._call(*args)
         except Exception as error:
             self._call = None
-            text = "rmetric: a hook failed and does nothing any more: %s: %s"
-            logger.error(text, type(error).__name__, error)
+            text = "rmetric: %s failed and does nothing any more: %s: %s"
+            logger.error(text, self._what, type(error).__name__, error)
 
     def __reduce__(self) -> Any:
         return OwnHook, ()

@@ -18,22 +18,10 @@ from rmetric._util.printed import counted, printable
 from rmetric._util.strict_json import encode
 from rmetric.cli.log_arguments import add_mapping
 from rmetric.detectors.calibrated import thresholds_to_json
-from rmetric.detectors.calibrated.calibration import (
-    NotHealthy,
-    Shown,
-    thresholds_from,
-    watch,
-)
-from rmetric.detectors.calibrated.recall import (
-    Recall,
-    failing_runs,
-    logged_by,
-    raised_by,
-    recall,
-)
+from rmetric.detectors.calibrated.calibration import NotHealthy, Shown, thresholds_from, watch
+from rmetric.detectors.calibrated.recall import Recall, failing_runs, logged_by, raised_by, recall
 from rmetric.detectors.calibrated.thresholds import Thresholds, read_thresholds
 from rmetric.readers import find_logs, read_runs
-from rmetric.records import Run
 
 ARCHIVE = ".tar.xz"
 _MOST_NAMED = 12
@@ -216,11 +204,11 @@ def _healthy(
         try:
             is_archive = path.name.endswith(ARCHIVE)
             for each in read_archive(path) if is_archive else read_runs(path, mapping=mapping):
-                if _may_be_healthy(each):
+                truth = each.truth
+                if truth is None or (not truth.failed and (truth.fault == "NONE" or truth.benign)):
                     yield watch(each)
                 else:
-                    assert each.truth is not None
-                    why = f"{each.truth.fault}, {each.truth.outcome}"
+                    why = f"{truth.fault}, {truth.outcome}"
                     print(f"left out: {each.id}: {why}", file=sys.stderr)
         except LogError as error:
             _failed(failed, str(error))
@@ -243,8 +231,3 @@ def _logs(paths: Sequence[Path], failed: list[str]) -> list[Path]:
 def _failed(failed: list[str], problem: str) -> None:
     print(f"failed: {problem}", file=sys.stderr)
     failed.append(problem)
-
-
-def _may_be_healthy(run: Run) -> bool:
-    truth = run.truth
-    return truth is None or (not truth.failed and (truth.fault == "NONE" or truth.benign))

@@ -182,7 +182,8 @@ def _check(options: argparse.Namespace) -> None:
         refuse_input(name, path, (*logs, *beside))
         within = any(folder.resolve() in path.resolve().parents for folder in logs)
         if within and path.exists():
-            head = path.open("rb").read(64).lower().lstrip(b"{ \n")
+            with path.open("rb") as file:
+                head = file.read(64).lower().lstrip(b"{ \n")
             if not head.startswith((b'"rmetric"', b"<!doctype")):  # of a diagnosis before
                 raise ValueError(f"--{name} {path}: it is read too, and would be lost")
     for path in beside:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from rmetric.detectors.calibrated import Thresholds, read_thresholds
-from rmetric.readers.columns import TARGETS
+from rmetric.readers.names import TARGETS
 
 
 def add_mapping(parser: argparse.ArgumentParser) -> None:

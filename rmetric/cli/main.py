@@ -24,6 +24,11 @@ def main(arguments: list[str] | None = None) -> int:
         if error.closed:
             return PIPE_CLOSED
         return fail(f"standard output: {error}", FAILED)
+    except ModuleNotFoundError as error:
+        hint = install_hint(error.name)
+        if not hint:
+            raise
+        return fail(f"rmetric {given[0]} needs {error.name}: {hint}")
     except BrokenPipeError:  # of what is printed beside it
         return PIPE_CLOSED
     except KeyboardInterrupt:
@@ -43,23 +48,11 @@ def _run(given: list[str]) -> int:
         )
         # Only the command that is meant is loaded: some take a while.
         if given and given[0] == name:
-            try:
-                with ends_at_once():
-                    module = import_module(f"rmetric.cli.{name}")
-                command.description, command.epilog = module.__doc__, module.EXAMPLES
-                module.add_arguments(command)
-            except ModuleNotFoundError as error:
-                hint = install_hint(error.name)
-                if not hint:
-                    raise
-                command.error(f"needs {error.name}: {hint}")
+            with ends_at_once():
+                module = import_module(f"rmetric.cli.{name}")
+            command.description, command.epilog = module.__doc__, module.EXAMPLES
+            module.add_arguments(command)
             command.set_defaults(run=module.run)
     options = parser.parse_args(given)
-    try:
-        code: int = options.run(options)
-    except ModuleNotFoundError as error:
-        hint = install_hint(error.name)
-        if not hint:
-            raise
-        return fail(f"rmetric {options.command} needs {error.name}: {hint}")
+    code: int = options.run(options)
     return code

@@ -14,7 +14,7 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions
 from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.problem import ENGINES, SIZES, Problem
+from rmetric.guard.planner.problem import ENGINES, LARGEST_CHANGE, SIZES, Problem
 from rmetric.guard.planner.report import as_json, as_text
 from rmetric.guard.planner.search import answer
 
@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"is taken; NAME is one of {', '.join(CURRENT)}, 1 where it is left out",
     )  # fmt: skip
     parser.add_argument(
-        "--allow-batch-change", type=share, nargs="?", const=0.1, default=0.0, metavar="SHARE",
-        help="the batch may change by this share (default, if given: %(const)s)",
+        "--allow-batch-change", type=share, nargs="?", const=LARGEST_CHANGE, default=0.0,
+        metavar="SHARE", help="the batch may change by this share (default, if given: %(const)s)",
     )  # fmt: skip
     parser.add_argument(
         "--uneven-batch", action=argparse.BooleanOptionalAction,

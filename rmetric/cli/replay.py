@@ -12,7 +12,8 @@ import csv
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,7 @@ def replay(options: argparse.Namespace) -> int:
 def _refused(out: Path) -> int:
     """Make the folder of the results; returns an exit code where it cannot be used, else 0."""
     kept = out.resolve()
-    if (kept / INDEX).exists() and not {"source", "problem"} <= _index(kept)[0]:
+    if (kept / INDEX).exists() and not {"source", "problem"} <= {*next(_index(kept), ())}:
         return fail(f"--out {out}: its {INDEX} is of no replay, and would be lost")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -194,7 +195,7 @@ def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
     """`folder`, or the same with a number where its index holds runs of other logs."""
     given = {str(path) for path in logs}
     number, place = 1, folder
-    while not _index(place)[1] <= given:
+    while not _sources(place) <= given:
         number += 1
         place = folder.with_name(f"{folder.name}-{number}")
     if place != folder:
@@ -202,14 +203,17 @@ def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
     return place
 
 
-def _index(folder: Path) -> tuple[set[str], set[str]]:
-    """The columns of the index in a folder, and the logs in it; none where there is no index."""
-    try:
-        with open(folder / INDEX, newline="", encoding="utf-8") as file:
-            rows = csv.DictReader(file)
-            return {*(rows.fieldnames or ())}, {row.get("source") or "" for row in rows}
-    except (OSError, ValueError, csv.Error):
-        return set(), set()
+def _index(folder: Path) -> Iterator[list[str]]:
+    """The header and the rows of the index in a folder, as far as it can be read."""
+    errors = suppress(OSError, ValueError, csv.Error)
+    with errors, open(folder / INDEX, newline="", encoding="utf-8") as file:
+        yield from filter(None, csv.reader(file))
+
+
+def _sources(folder: Path) -> set[str]:
+    """The logs in the index of earlier results; empty where there is none."""
+    header, *rows = [*_index(folder)] or [[]]
+    return {dict(zip(header, row, strict=False)).get("source", "") for row in rows}
 
 
 def code_of(result: Replayed, code: int) -> int:

@@ -1,9 +1,10 @@
 """Look at the ranks of a training that hangs, and name the one that the others wait for.
 
 FOLDER is the run folder of `rmetric supervise` or of a guard. Of each rank of this node the last
-step, the state of its process, its stack and its flight recorder are collected in FOLDER/stacks/N,
-and diagnosed with the output of the launch: the verdict is printed, and in its diagnosis.json.
-Nothing is stopped or ended.
+step, the state of its process, its stack, its flight recorder, the use of its GPU and, where NCCL's
+RAS port answers, what it says are collected in FOLDER/stacks/N, and diagnosed with the output of
+the launch: the verdict is printed, and in its diagnosis.json. Nothing is stopped or ended.
+psutil is needed.
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ class Detector(Protocol):
         score: higher is worse; nan while there is nothing to judge by.
         alarm: whether the score is above the detector's threshold.
         reason: why it is alarmed, in words and numbers; empty while it is not.
+
+    After n records all three depend on those n alone: nobody looks ahead, except a
+    `PeekingDetector`, which says so.
     """
 
     @property

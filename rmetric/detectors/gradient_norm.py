@@ -54,14 +54,9 @@ class GradientNorm(NumberDetector):
         )
 
     def _judge(self, x: float) -> float:
-        ratio = self._ratio(x)
+        known = len(self._past) >= self.least
+        self._usual = usual = median(self._past) if known else nan
         self._past.append(x)
-        return ratio
-
-    def _ratio(self, norm: float) -> float:
-        if len(self._past) < self.least:
-            return nan
-        self._usual = usual = median(self._past)
-        if usual > 0:
-            return norm / usual
-        return inf if norm > 0 else 0.0
+        if not known or usual > 0:
+            return x / usual
+        return inf if x > 0 else 0.0

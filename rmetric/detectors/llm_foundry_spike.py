@@ -68,9 +68,8 @@ class LlmFoundrySpike:
             return ""
         if self._in_a_row > self.patience:
             return (
-                f"{self._followed.shown}: {self._in_a_row} in a row of "
-                f"at least {self.factor:g} times the recent mean; {self.patience} are let pass: "
-                f"{LOSS}"
+                f"{self._followed.shown}: {self._in_a_row} in a row of at least {self.factor:g} "
+                f"times the recent mean; {self.patience} are let pass: {LOSS}"
             )
         return f"{self._high} of the last {self.window} losses are above {self.cap:g}: {LOSS}"
 

@@ -55,15 +55,12 @@ class LossZScore(NumberDetector):
         )
 
     def _judge(self, x: float) -> float:
-        distance = self._distance(x)
+        past = tuple(self._past)
         self._past.append(x)
-        return distance
-
-    def _distance(self, loss: float) -> float:
-        if len(self._past) < self.least:
+        if len(past) < self.least:
             return nan
-        mean, variance = mean_and_variance(self._past)
-        away = abs(loss - self._past[0] - mean)
+        mean, variance = mean_and_variance(past)
+        away = abs(x - past[0] - mean)
         if variance > 0:
             return away / sqrt(variance)
         return inf if away > 0 else 0.0

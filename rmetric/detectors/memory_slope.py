@@ -79,9 +79,8 @@ class MemorySlope:
         rate = fmean(rises) / length / steps
         earlier = floors.levels[number // 4 : half]
         middle = len(earlier) // 2
-        before = (
-            (fmean(earlier[-middle:]) - fmean(earlier[:middle])) / (len(earlier) - middle) / steps
-        )
+        rise = fmean(earlier[-middle:]) - fmean(earlier[:middle])
+        before = rise / (len(earlier) - middle) / steps
         steady = rate > 0 and min(rises) >= _EACH * fmean(rises) and rate >= _NO_SLOWER * before
         if not steady or parts[-1] <= max(floors.levels[:begin]):
             return

@@ -1,6 +1,6 @@
 """Evaluation of detectors on runs: traces, protocols, scores, intervals."""
 
-from rmetric.evaluation.comparison import Comparison, compare
+from rmetric.evaluation.comparison import Comparison, Side, compare
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import PROTOCOLS, Outcomes, judge
 from rmetric.evaluation.run_verdict import judge_run
@@ -16,6 +16,7 @@ __all__ = [
     "Outcomes",
     "RunVerdict",
     "Scores",
+    "Side",
     "Study",
     "Trace",
     "UnusableStudy",

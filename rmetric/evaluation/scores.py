@@ -73,8 +73,8 @@ def evaluate(
         Precision, recall, F1 and lead times, each with its interval and n.
 
     Raises:
-        ValueError: a run has no truth.
-        KeyError: the detector's or the protocol's name is unknown.
+        ValueError: a run has no truth, or the protocol's name is unknown.
+        KeyError: the detector's name is unknown.
     """
     if isinstance(detector, str):
         traces: Sequence[Trace] = trace_all(detector, runs)

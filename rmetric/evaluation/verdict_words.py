@@ -94,6 +94,7 @@ class RunVerdict:
     """Judgement of one whole log.
 
     Attributes:
+        kind: class of the course; `severity` follows from it.
         text, detail: the verdict as one short line, and the numbers as a second one or empty.
         loss: the judged series, ``training_loss``, ``validation_loss`` or, of reinforcement
             learning, ``reward``; None for none.
@@ -104,7 +105,8 @@ class RunVerdict:
         alarm_step: first alarm of the event; None without one.
         num_events: rises of the loss that were found.
         advice: what to do, in a few words; empty where nothing follows from the verdict.
-        event_steps, event_end_steps: the same of each of them, where all came back.
+        event_steps, event_end_steps: first step of each of them, and at which it was over, where
+            all came back.
         onset_record: place of the onset among the losses, from 0; None without one.
         alarm_is_late: True if more than two records lie between the onset and its alarm.
         training_only: True if the training loss rose and the validation loss, which is logged
@@ -136,7 +138,10 @@ class RunVerdict:
 
     @classmethod
     def of(cls, name: str, **facts: Any) -> RunVerdict:
-        """The verdict of that name in `WORDS`; facts that are attributes are kept besides."""
+        """The verdict of that name in `WORDS`; facts that are attributes are kept besides.
+
+        Losses among the facts are floats, steps and counts whole numbers.
+        """
         shown = {fact: _shown(value) for fact, value in facts.items()}
         kind, *lines = WORDS[name]
         text, detail, advice = (line.format_map(shown) for line in lines)

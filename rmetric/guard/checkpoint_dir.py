@@ -37,8 +37,8 @@ from rmetric.guard.trust import distrusted_file, make_private, require_trusted
 logger = logging.getLogger("rmetric")
 
 MANIFEST_NAME = "good.json"
-#: Version of the manifest format.
-FORMAT = 1
+#: Version of the format; the first had no index.json, which every load needs.
+FORMAT = 2
 #: Name of a complete checkpoint: the folder is renamed to it when all files are durable.
 #: `.old`: the previous checkpoint of the same step while it is being replaced.
 FINAL_NAME = re.compile(r"step-(\d+)(\.old)?")
@@ -189,7 +189,8 @@ class CheckpointDirectory:
         if not (isinstance(there, dict) and isinstance(here, dict)):
             return f"{there!r} there, {here!r} here"
         names = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
-        return "; ".join(f"{n} is {there.get(n)!r} there, {here.get(n)!r} here" for n in names[:5])
+        words = [f"{n} is {there.get(n)!r} there, {here.get(n)!r} here" for n in names]
+        return "; ".join(words[:5]) + (f" and {len(words) - 5} more" if len(words) > 5 else "")
 
     def set_alarm(self, alarm: SuspectMark | None, step: int) -> None:
         """Set the open alarm at `step`; mark the checkpoints from its onset on as suspect."""
@@ -281,9 +282,8 @@ def last_checkpoint(folder: Path) -> LastCheckpoint:
     except OSError:
         return LastCheckpoint()
     good = found[0].step if found else None
-    return LastCheckpoint(
-        good=good, there=max(steps + ([] if good is None else [good]), default=None)
-    )
+    steps += [] if good is None else [good]
+    return LastCheckpoint(good=good, there=max(steps, default=None))
 
 
 @dataclass(frozen=True, kw_only=True)

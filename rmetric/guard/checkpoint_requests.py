@@ -143,13 +143,10 @@ class RequestSources:
             return
         if asked.number <= max(self._folder.answered(), *self._numbers.values(), 0):
             return
+        source = asked.source if asked.source in SOURCES else "user"
+        key = f"request {asked.number}"
         number = self._request(
-            policy,
-            asked.source if asked.source in SOURCES else "user",
-            asked.reason,
-            fatal=asked.fatal,
-            final=asked.stop,
-            key=f"request {asked.number}",
+            policy, source, asked.reason, fatal=asked.fatal, final=asked.stop, key=key
         )
         if number is not None:
             self._numbers[number] = asked.number

@@ -153,8 +153,7 @@ class Checkpoints:
             self._outcome = self._pool.submit(self._finish, save, written)
         except Exception as error:  # no thread available: the other ranks time out in gloo
             self._outcome = Future()
-            problem = f"{type(error).__name__}: {error}"
-            self._outcome.set_result(FailedSave(step=step, problem=problem))
+            self._outcome.set_result(FailedSave(step=step, problem=dcp.error_text(error)))
         if not self._asynchronous:
             wait([self._outcome])
             save.blocking_seconds = save.seconds()

@@ -27,11 +27,6 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    Metadata,
-    TensorStorageMetadata,
-)
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.utils._pytree import tree_leaves
@@ -88,10 +83,10 @@ class _Index(msgspec.Struct):
     pieces: list[_Piece]
 
 
-def _index_of(metadata: Metadata) -> bytes:
+def _index_of(metadata: records.Metadata) -> bytes:
     tensors, plain = {}, []
     for name, of in metadata.state_dict_metadata.items():
-        if isinstance(of, TensorStorageMetadata):
+        if isinstance(of, records.TensorStorageMetadata):
             chunks = [(list(chunk.offsets), list(chunk.sizes)) for chunk in of.chunks]
             dtype = str(of.properties.dtype).removeprefix("torch.")
             tensors[name] = _Tensor(dtype, list(of.size), chunks)
@@ -108,7 +103,7 @@ def _index_of(metadata: Metadata) -> bytes:
     return msgspec.json.encode(_Index(tensors, plain, paths, pieces))
 
 
-def read_index(path: Path, files: Collection[str]) -> Metadata:
+def read_index(path: Path, files: Collection[str]) -> records.Metadata:
     """Read the index of a checkpoint, which may refer to no other files than these.
 
     Raises ValueError if it holds anything else, OSError if it cannot be read or is a symbolic link.
@@ -117,8 +112,8 @@ def read_index(path: Path, files: Collection[str]) -> Metadata:
         data = file.read()
     try:
         found = msgspec.json.decode(data, type=_Index)
-        content: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {
-            name: BytesStorageMetadata() for name in found.plain
+        content: dict[str, records.TensorStorageMetadata | records.BytesStorageMetadata] = {
+            name: records.BytesStorageMetadata() for name in found.plain
         }
         for name, tensor in found.tensors.items():
             dtype = getattr(torch, tensor.dtype, None)
@@ -129,7 +124,7 @@ def read_index(path: Path, files: Collection[str]) -> Metadata:
                 for offsets, sizes in tensor.chunks
             ]
             size, properties = torch.Size(tensor.size), records.TensorProperties(dtype=dtype)
-            content[name] = TensorStorageMetadata(properties, size, chunks)
+            content[name] = records.TensorStorageMetadata(properties, size, chunks)
         places = {}
         for piece in found.pieces:
             if piece.file not in files or piece.name not in content:
@@ -139,7 +134,7 @@ def read_index(path: Path, files: Collection[str]) -> Metadata:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no index of a checkpoint: {error}") from None
     paths = {name: tuple(path) for name, path in found.paths.items()}
-    return Metadata(
+    return records.Metadata(
         content, planner_data=paths, storage_data=places, storage_meta=records.StorageMeta()
     )
 
@@ -157,7 +152,7 @@ class IndexReader(FileSystemReader):
         super().__init__(folder)
         self._files, self.problem = files, ""
 
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+    def read_metadata(self, *_: Any, **__: Any) -> records.Metadata:
         try:
             metadata = read_index(Path(self.path) / INDEX_NAME, self._files)
         except Exception as error:
@@ -201,7 +196,7 @@ def plain_value(file: io.BytesIO, name: str) -> Any:
 
 
 def _pieces(
-    folder: Path, metadata: Metadata, files: Collection[str], kind: type
+    folder: Path, metadata: records.Metadata, files: Collection[str], kind: type
 ) -> Iterator[tuple[str, io.BytesIO]]:
     """Name and content of the values of a kind in these files; one is in memory at a time."""
     assert isinstance(metadata.storage_data, Mapping)
@@ -217,9 +212,9 @@ def _pieces(
             yield name, io.BytesIO(file.read(length))
 
 
-def unloadable(folder: Path, metadata: Metadata, files: Collection[str]) -> str:
+def unloadable(folder: Path, metadata: records.Metadata, files: Collection[str]) -> str:
     """First value in these files of a DCP checkpoint that `plain_value` refuses; empty if none."""
-    for name, piece in _pieces(folder, metadata, files, BytesStorageMetadata):
+    for name, piece in _pieces(folder, metadata, files, records.BytesStorageMetadata):
         try:
             plain_value(piece, name)
         except ValueError as error:
@@ -257,7 +252,7 @@ def damaged(folder: Path, files: Mapping[str, Mapping[str, Any]], names: Collect
 
 def non_finite(
     folder: Path,
-    metadata: Metadata,
+    metadata: records.Metadata,
     files: Collection[str],
     *,
     may_be_infinite: Collection[str] = (),
@@ -266,7 +261,7 @@ def non_finite(
 
     Tensors whose name matches a pattern of `may_be_infinite`, such as masks, may hold infinities.
     """
-    for name, piece in _pieces(folder, metadata, files, TensorStorageMetadata):
+    for name, piece in _pieces(folder, metadata, files, records.TensorStorageMetadata):
         tensor = torch.load(piece, map_location="cpu", weights_only=True)
         if not (tensor.is_floating_point() or tensor.is_complex()):
             continue
@@ -345,7 +340,7 @@ class IndexedWriter(FileSystemWriter):
     torch 2.10 to 2.12 index a copy of the metadata alone.
     """
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def finish(self, metadata: records.Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
         metadata.storage_data = {
             result.index: result.storage_data for of in results for result in of

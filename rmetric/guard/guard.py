@@ -20,7 +20,7 @@ from rmetric.guard.checkpoint_dir import (
 )
 from rmetric.guard.checkpoint_requests import SIGNALS, RequestSources
 from rmetric.guard.policy import CheckpointPolicy, PolicyConfig, Vote, check_source
-from rmetric.guard.ranks import Ranks
+from rmetric.guard.ranks import Ranks, restarts_on_a_shared_store
 from rmetric.guard.run_folder import RESUME_VARIABLE, RESUMES, RunFolder
 from rmetric.telemetry.sources import VerdictSource
 
@@ -101,6 +101,8 @@ class Guard:
         self.folder = folder or RunFolder.of_environment()
         self.checkpoints = self._saver(checkpoints, fingerprint)
         self.ranks = Ranks()
+        if self.ranks.rank == 0 and (why := restarts_on_a_shared_store()):
+            logger.warning("rmetric: %s", why)
         self.policy = CheckpointPolicy(policy, now=clock(), step=0)
         self.should_stop = False
         self.resumed: CheckpointManifest | None = None
@@ -256,9 +258,8 @@ class Guard:
             self.save(self.last_step, "the training has finished")
         if self.policy.in_flight is not None:
             self._beat("saving")
-            self._settle(
-                self._outcome or self.checkpoints.wait(0.0 if self._grace_is_over else 600.0)
-            )
+            timeout = 0.0 if self._grace_is_over else 600.0
+            self._settle(self._outcome or self.checkpoints.wait(timeout))
         self._requests.listener.close()
         if finished:
             self._beat("finished")
@@ -372,9 +373,8 @@ class Guard:
         self.problem = ""
         answered = (request.number for request in self.policy.committed())
         self._answer(self._requests.in_folder(answered), outcome.step)
-        logger.info(
-            "rmetric: checkpoint of step %d is durable and verified: %s", outcome.step, outcome.path
-        )
+        words = "rmetric: checkpoint of step %d is durable and verified: %s"
+        logger.info(words, outcome.step, outcome.path)
         self.should_stop = self.should_stop or save.vote is Vote.FINAL
 
     def _answer(self, number: int, step: int) -> None:

@@ -42,14 +42,9 @@ class AskGuard(Action):
         self.severe = self.fatal or SEVERE
 
     def __call__(self, alert: Alert, monitor: Monitor) -> None:
-        self.guard.request(
-            "alarm",
-            str(alert),
-            fatal=alert.source in self.fatal,
-            key=_key(alert.source),
-            since=max(0, alert.since - 1 + self._offset(monitor)),
-            lasts=True,
-        )
+        fatal, key = alert.source in self.fatal, _key(alert.source)
+        since = max(0, alert.since - 1 + self._offset(monitor))
+        self.guard.request("alarm", str(alert), fatal=fatal, key=key, since=since, lasts=True)
 
     def ended(self, episode: Episode, monitor: Monitor) -> None:
         """The episode ended: later checkpoints are clean again."""

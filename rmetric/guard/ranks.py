@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
@@ -14,6 +15,24 @@ T = TypeVar("T")
 
 #: Longest duration of a collective before it raises.
 TIMEOUT = timedelta(minutes=30)
+
+
+def restarts_on_a_shared_store() -> str:
+    """Why a restart of the ranks by torchrun may hang, and the remedy; empty if it cannot.
+
+    torchrun gives the ranks its own TCPStore, again at a restart, where they find the addresses
+    of the ranks before.
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not (restarts and several and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
+        return ""
+    return (
+        f"torchrun --max-restarts {restarts} restarts the ranks on the TCPStore of the attempt "
+        "before, by whose stale addresses the restart may fail or hang in init_process_group: set "
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and start it with --standalone or --rdzv-backend "
+        "c10d, or let rmetric supervise restart"
+    )
 
 
 class Ranks:
@@ -49,7 +68,14 @@ class Ranks:
 
     def broadcast(self, value: T) -> T:
         """Broadcast: the value of rank 0."""
-        return self.gather(value if self.rank == 0 else None)[0]  # type: ignore[return-value]
+        if self.single_process:
+            return value
+        pickled = pickle.dumps(value) if self.rank == 0 else b""
+        size = torch.tensor([len(pickled)], dtype=torch.int64, device="cpu")
+        self._wait(dist.broadcast(size, group=self.group, group_src=0, async_op=True))
+        row = torch.frombuffer(bytearray(pickled.ljust(int(size))), dtype=torch.uint8)
+        self._wait(dist.broadcast(row, group=self.group, group_src=0, async_op=True))
+        return pickle.loads(row.numpy().tobytes())  # type: ignore[no-any-return]
 
     def maximum(self, values: Sequence[int]) -> list[int]:
         """All-reduce: elementwise maximum over the ranks, on the CPU."""

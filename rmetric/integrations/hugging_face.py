@@ -33,8 +33,9 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
     """Runs a `Monitor` in the Trainer's own training loop.
 
     The Trainer shows its callbacks neither the loss of a step nor the gradient norm before
-    clipping. So while a training runs, `trainer.training_step` and
-    `trainer.accelerator.clip_grad_norm_` are followed: the monitor takes what they return.
+    clipping, and leaves a loss that is nan out of its log. So while a training runs, its
+    `training_step` and `accelerator.clip_grad_norm_` are followed: the monitor takes what they
+    return. When the training ends or raises, both are as before.
 
         loss of a step = Σ over its micro-batches of what training_step returned
 

@@ -20,7 +20,6 @@ from transformers.training_args import TrainingArguments
 
 from rmetric.guard.checkpoint_dir import (
     NOT_FINITE,
-    CheckpointManifest,
     FailedSave,
     SavedCheckpoint,
     SaveOutcome,
@@ -204,15 +203,17 @@ class _TrainerSaver:
     def wait(self, timeout: float | None = None) -> SaveOutcome | None:
         return self.poll()
 
-    def newest_good(self, *, trusted_only: bool = False) -> CheckpointManifest | None:
+    def load(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("the Trainer resumes by train(resume_from_checkpoint=...)")
 
-    def load(self, good: CheckpointManifest, state: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError("the Trainer resumes by train(resume_from_checkpoint=...)")
+    newest_good = load
 
 
 def not_finite(checkpoint: Path) -> str:
-    """Problem of a Trainer checkpoint; empty if its ``.safetensors`` weights are all finite."""
+    """Problem of a Trainer checkpoint; empty if its weights are complete and finite.
+
+    Weights of another form than ``.safetensors`` (FSDP, DeepSpeed) are not checked.
+    """
     from safetensors import safe_open
 
     try:

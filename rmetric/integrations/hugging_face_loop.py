@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,16 +169,12 @@ class TrainerLoop(DataPosition):
 
     def loop_state(self) -> dict[str, Any]:
         trainer = self._trainer
-        state = {
-            item.name: getattr(trainer.state, item.name)
-            for item in fields(trainer.state)
-            if item.name not in _NOT_SET_BACK
-        }
+        names = [item.name for item in fields(trainer.state) if item.name not in _NOT_SET_BACK]
         loss = getattr(trainer, "_tr_loss", None)
         return {
             "epoch": self._epoch,
             "updates": self._updates,
-            "state": state,
+            "state": {name: getattr(trainer.state, name) for name in names},
             "logged": len(trainer.state.log_history),
             "sums": {name: getattr(trainer, name) for name in _SUMS if hasattr(trainer, name)},
             "loss": loss.clone() if isinstance(loss, Tensor) else None,
@@ -234,13 +230,10 @@ class TrainerLoop(DataPosition):
         self._until = until
         try:
             while True:
-                try:
-                    self._run_rest(until)
+                with suppress(_WentBack):
+                    with suppress(_CaughtUp):
+                        self._run_rest(until)
                     return
-                except _CaughtUp:
-                    return
-                except _WentBack:
-                    continue
         finally:
             self._until = None
             self._epoch = until[0]

@@ -71,6 +71,10 @@ class RMetricCallback(MonitorCallback, Callback):
             "rmetric.integrations.hugging_face"
         )
 
+    def setup(self, *_: Any, **__: Any) -> None:
+        if not isinstance(self, RMetricCallback):  # Lightning calls what it is given, also a class
+            raise TypeError("RMetricCallback is a class: pass callbacks=[RMetricCallback()]")
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._norm = [], None
         steps = {"total_training_steps": trainer.max_steps} if trainer.max_steps > 0 else {}
@@ -148,9 +152,10 @@ class RMetricCallback(MonitorCallback, Callback):
         self._pass_validation_loss(trainer.callback_metrics)  # no monitor in the sanity check
 
     def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: Any, exception: BaseException | None = None
     ) -> None:
-        self._end(exception)
+        if isinstance(self, RMetricCallback):  # see `setup`
+            self._end(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end()

@@ -22,9 +22,4 @@ else:
         },
     )
 
-__all__ = [
-    "Alert",
-    "Monitor",
-    "MonitorConfig",
-    "Verdict",
-]
+__all__ = ["Alert", "Monitor", "MonitorConfig", "Verdict"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ class AlertDelivery:
         self._joint_episodes = Episodes()
         self._problems: set[str] = set()  # of the exchange
         self._told: dict[tuple[str, int], int] = {}  # last step of a warning, by source and rank
+        self._again: Counter[str] = Counter()  # warnings that were not given again, by source
         # Weak, so that a monitor which is dropped without `close` is freed at once.
         self._monitor_ref = weakref.ref(monitor)
 
@@ -81,9 +83,17 @@ class AlertDelivery:
         again = alert.step <= self._told.get(key, 0)  # the training went back, and it came again
         quiet = joins or rank_0_reports or again
         logger.log(logging.INFO if quiet else logging.WARNING, "%s", alert)
-        if not quiet:
+        if again:
+            self._again[alert.source] += 1
+        elif not quiet:
             self._told[key] = alert.step
         self._monitor.log_event("ALERT", **alert.as_entry())
+
+    def close(self) -> None:
+        """Say how often alarms came again at steps that an action repeated."""
+        if self._again:
+            counts = ", ".join(f"{number} of {source}" for source, number in self._again.items())
+            logger.warning("rmetric: alarms that came again at repeated steps: %s", counts)
 
     def report_exchange(self, problem: str) -> None:
         """Report once that the ranks are not in touch; an empty problem is none."""

@@ -50,7 +50,7 @@ class ForwardProbes:
         self._measuring = ExitStack()  # hooks and interception of the pass under way
         self._routers = _routers(model)
         activations, load, self._intercept = (
-            OwnHook(torch.no_grad()(measure))
+            OwnHook(torch.no_grad()(measure), "a forward probe")
             for measure in (self._measure_activations, self._measure_load, self._measure_attention)
         )
         linear = (
@@ -82,11 +82,10 @@ class ForwardProbes:
         self._forget()
         # Entered and left around each pass: a mode that stayed on would be torn from
         # the caller's own `with torch.device(...)`.
+        enter, leave = (OwnHook(call, "a forward probe") for call in (self._enter, self._leave))
         for module in chain(*entrances(self._model)):
-            self._armed += [
-                module.register_forward_pre_hook(OwnHook(self._enter)),
-                module.register_forward_hook(OwnHook(self._leave), always_call=True),
-            ]
+            self._armed.append(module.register_forward_pre_hook(enter))
+            self._armed.append(module.register_forward_hook(leave, always_call=True))
 
     def remove(self) -> None:
         for handle in self._armed:

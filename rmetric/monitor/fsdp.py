@@ -46,10 +46,12 @@ class Shards:
         pending.sharded, pending.moved_share = True, self._one_share
         pending.norm = known_to_all(norm)
         if pending.norm is None:
-            pairs = zip(self._parameters, self._shares, strict=True)
-            roots = [share**0.5 for p, share in pairs if p.grad is not None]
             norms = tensor_norms(gradients_of(self._parameters))
-            if roots:  # multiplied one by one: to copy them would wait for the device
+            if self._one_share is not None:
+                norms = norms * self._one_share**0.5
+            elif len(norms):  # multiplied one by one: to copy them would wait for the device
+                pairs = zip(self._parameters, self._shares, strict=True)
+                roots = [share**0.5 for p, share in pairs if p.grad is not None]
                 norms = torch.stack(torch._foreach_mul([*norms.unbind()], roots))
             pending.shard_norm = torch.linalg.vector_norm(norms)
 

@@ -189,6 +189,8 @@ class DetectorJudge:
             for name, detector in self.detectors.items()
             if name in saved and restore_or_keep(detector, saved[name], name)
         }
+        for name in sorted(self.detectors.keys() - saved):
+            logger.warning("rmetric: the saved state has no %s: it starts anew", name)
         self.alarmed = set(state["alarmed"]) & restored
 
     def _only_non_finite(self) -> bool:

@@ -94,7 +94,7 @@ class MonitorLog:
         return None
 
     def entries(self, event: str) -> list[dict[str, Any]]:
-        """The entries of an event in an older log, in their order; none where it is not a log."""
+        """The entries of an event in an older log, in their order, from its last bad line on."""
         return [*self._newest_first(event)][::-1]
 
     def _newest_first(self, event: str) -> Iterator[dict[str, Any]]:

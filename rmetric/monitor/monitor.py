@@ -142,7 +142,7 @@ class Monitor:
         metric: the R-Metric, as of `last`.
         last: the last completed record; None before the first.
         alerts: the last 100, of each episode the first of each source and rank.
-        log_path: of this rank's log; None for none.
+        rank, log_path: of this process, from 0; of its log, None for none.
         should_stop: an action asks the training loop to end.
         usable, problem: False and why, once an internal error has disabled the monitor.
         seconds: time spent in here.
@@ -358,14 +358,15 @@ class Monitor:
         """Announce that the time between the last step and the next one is no wait for data.
 
         It is optional for evaluations without gradients, and where `evaluated` or `state_dict` is
-        called.
+        called. A checkpoint without this monitor's state is such a pause.
         """
         self._timer.pause()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip as torch.nn.utils.clip_grad_norm_ does, sharing the pass of the check before it.
 
-        Returns the norm before clipping, of gradients in half precision measured in float32.
+        Returns the norm before clipping; of gradients in half precision it is measured in float32,
+        and may differ from torch's in the third digit.
         """
         return self._recorder.clip(max_norm, self._pending, active=not self._closed)
 
@@ -523,7 +524,7 @@ class Monitor:
         self._detach()
         if self in _OPEN:
             _OPEN.discard(self)
-            endings: list[Callable[[], Any]] = [action.close for action in self._delivery.actions]
+            endings = [self._delivery.close, *(action.close for action in self._delivery.actions)]
             _run_all([*endings, lambda: self.background.close(CLOSE_SECONDS)])
 
     def __enter__(self) -> Monitor:

@@ -27,8 +27,6 @@ from rmetric.records import Record
 OPERATION_SECONDS = 24 * 3600.0  # rank 0 may evaluate for hours; nobody waits in here
 LATE_SECONDS = 60.0  # without an answer, before that is reported
 POLL_SECONDS = 0.0002
-
-
 _exchanges: Counter[str] = Counter()  # made in this process, by name
 
 
@@ -410,15 +408,12 @@ class RankSync:
         return [source for i, source in enumerate(self._sources) if alarms >> i & 1]
 
 
-def complete_from_ranks(
-    record: Record, messages: RankMessages, places: Sequence[int] | None = None
-) -> None:
+def complete_from_ranks(record: Record, messages: RankMessages, places: Sequence[int]) -> None:
     """Complete a record from the messages of all ranks: workers' gradients, whole norms of shards.
 
     The training loss becomes the mean over the ranks; of losses and own gradients the rows of
-    `places` count, None for all. What a rank did not measure stays as it was.
+    `places` count. What a rank did not measure stays as it was.
     """
-    places = range(len(messages.steps)) if places is None else places
     losses, norms = messages.of_all("loss"), messages.of_all("own_norms")
     if losses is not None:
         record.training_loss = nine_digits(float(losses[places].mean()))

@@ -106,11 +106,7 @@ class StepTimeRules:
     """
 
     def __init__(
-        self,
-        *,
-        stall_seconds: float = 5.0,
-        slow_rank_factor: float = 1.5,
-        slow_drift: float = 0.2,
+        self, *, stall_seconds: float = 5.0, slow_rank_factor: float = 1.5, slow_drift: float = 0.2
     ) -> None:
         self._stall = StallDetector(stall_seconds)
         self._slow_rank = SlowRankDetector(slow_rank_factor)
@@ -309,10 +305,8 @@ class SlowRankDetector:
         return alarms
 
     def _part(self, rows_TPR: np.ndarray, place: int) -> str:
-        data, passes = (
-            np.mean(rows_TPR[:, part, place] - np.median(rows_TPR[:, part], axis=1))
-            for part in (0, 1)
-        )
+        excess_TP = rows_TPR[:, :2, place] - np.median(rows_TPR[:, :2], axis=2)
+        data, passes = excess_TP.mean(axis=0)
         return "data_wait" if data >= passes else "forward_backward"
 
     def _alarm(self, rank: int, seconds: float, others: float, part: str) -> StepTimeAlarm:

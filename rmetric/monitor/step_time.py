@@ -57,9 +57,10 @@ class StepTimer:
 
     def install(self) -> None:
         """Install the hooks; a module that is compiled in place gets none."""
-        modules, ends = entrances(self._model), OwnHook(self._forward_ends)
+        what, modules = "a hook of the step times", entrances(self._model)
+        ends = OwnHook(self._forward_ends, what)
         for of, is_whole in zip(modules, (True, False), strict=True):
-            begins = OwnHook(partial(self._forward_begins, is_whole))
+            begins = OwnHook(partial(self._forward_begins, is_whole), what)
             self._handles += [
                 module.register_forward_pre_hook(begins, prepend=True, with_kwargs=True)
                 for module in of

@@ -30,7 +30,7 @@ from rmetric.readers import (
     wandb_file,
 )
 from rmetric.readers.assembler import Batches
-from rmetric.readers.columns import TARGETS
+from rmetric.readers.names import TARGETS
 from rmetric.readers.rows import BadRow, UnknownFormat
 from rmetric.readers.run_folders import FolderFiles, logs_among
 from rmetric.readers.source import HEAD, LONGEST_LINE, Source
@@ -255,7 +255,7 @@ def read_log(
         UnknownFormat: a LogError; no reader recognises the file.
     """
     log = open_log(Path(path), mapping, on_bytes=on_bytes)
-    records, thinned = collect(log._batches(), most_records)
+    records, thinned = collect(log._batches(), log.runs, most_records)
     for name, run in log.runs.items():
         run.records += records.get(name, [])
         run.notes += [thinned[name]] if name in thinned else []

@@ -13,16 +13,8 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
-from rmetric.readers.columns import (
-    MEMORY,
-    POLICY,
-    SPEED,
-    TARGETS,
-    WITH_UNIT,
-    Columns,
-    columns_among,
-)
-from rmetric.readers.names import unit
+from rmetric.readers.columns import MEMORY, POLICY, SPEED, WITH_UNIT, Columns, columns_among
+from rmetric.readers.names import TARGETS, unit
 from rmetric.readers.rows import BadRow, Row, flag, is_blank, number, run_name
 from rmetric.records import MissingLosses, Record, Run
 

@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
 
-from rmetric.readers.names import TARGETS as TARGETS
-from rmetric.readers.names import Target as Target
-from rmetric.readers.names import is_part_of_loss, loss_part, meaning
-from rmetric.readers.names import plain_name as plain_name
+from rmetric.readers.names import TARGETS, is_part_of_loss, loss_part, meaning, plain_name
 
 #: Beside the step column: read where that is blank (an evaluation's own counter).
 _EVALUATION_STEPS = ("val_step", "eval_step", "validation_step")

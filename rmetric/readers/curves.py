@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric.logs import parse_line
-from rmetric.readers.columns import Columns, plain_name
-from rmetric.readers.rows import Row
+from rmetric.readers.assembler import Batches
+from rmetric.readers.columns import Columns, choose_columns, listed
+from rmetric.readers.names import plain_name
+from rmetric.readers.rows import Row, UnknownFormat
 from rmetric.readers.source import Source
-from rmetric.readers.stream import RUN, Reader, Stream, columns_of_table, stream_rows
+from rmetric.readers.stream import RUN, Reader, Stream, check_has_loss, stream_rows
 from rmetric.readers.table import Table, header_of
+from rmetric.records import Run
 
 Curves = Mapping[str, Sequence[Any]]
 _STEP = "(step)"
@@ -22,47 +25,53 @@ _STEP = "(step)"
 
 def stream_curves(
     source: Source,
-    runs: Sequence[tuple[str | None, int | None, Curves]],
+    runs_of_curves: Iterable[tuple[str | None, int | None, Curves]],
     mapping: Mapping[str, str],
     notes: Sequence[str] = (),
 ) -> Stream:
     """The records of runs that are given whole: name (None for the only one), line, curves."""
-    names = list(dict.fromkeys(name for _, _, curves in runs for name in curves))
-    columns = columns_of_table(source, names, mapping, list_unused=False)
-    columns.notes += notes
-    rows = [
-        Row(line, {**cells, RUN: name} if name else cells)
-        for name, line, curves in runs
-        for cells in _placed(curves, columns)
-    ]
-    columns.notes[:] = dict.fromkeys(columns.notes)
-    columns.by_target |= {"step": _STEP, "run": RUN}
-    return stream_rows(source, columns, rows)
+    runs: dict[str, Run] = {}
+    placed = [_placed(source, *run, mapping) for run in runs_of_curves]
+
+    def batches() -> Batches:
+        for columns, rows in placed:
+            stream = stream_rows(source, columns, rows, notes, of_table=False)
+            for complete in stream.batches:
+                runs.update(stream.runs)
+                yield complete
+
+    return Stream(batches=batches(), runs=runs)
 
 
-def _placed(curves: Curves, columns: Columns) -> Iterator[dict[str, Any]]:
-    """The cells of one run in the order of their steps."""
-    chosen = {t: name for t, name in columns.by_target.items() if name in curves}
+def _placed(
+    source: Source, run: str | None, line: int | None, curves: Curves, mapping: Mapping[str, str]
+) -> tuple[Columns, list[Row]]:
+    """One run's curves as rows in the order of their steps."""
+    try:
+        columns = choose_columns(list(curves), mapping)
+    except ValueError as error:
+        raise LogError(source.path, line, str(error)) from None
+    check_has_loss(source, columns, curves, line)
+    chosen, notes = columns.by_target, columns.notes
     main = next((chosen[t] for t in ("loss", "eval_loss", "reward") if t in chosen), None)
     if main is None:
-        return
+        raise UnknownFormat(source.path, line, f"no list is known to be a loss; {listed(curves)}")
     steps: Sequence[Any] = range(len(curves[main]))
     if "step" in chosen and len(curves[chosen["step"]]) == len(steps):
         steps = curves[chosen["step"]]
     else:
-        columns.notes.append(f"no step is logged: the entries of {main!r} are counted from 0")
+        notes.append(f"no step is logged: the entries of {main!r} are counted from 0")
+    chosen.pop("step", None)
     placed: dict[int, list[dict[str, Any]]] = {}
-    for target, name in chosen.items():
-        if target != "step":
-            places = _places(name, main, curves, columns.notes)
-            for place, value in zip(places, curves[name], strict=True):
-                here = placed.setdefault(place, [])
-                cells = next((cells for cells in here if name not in cells), None)
-                if cells is None:
-                    here.append(cells := {_STEP: steps[place]})
-                cells[name] = value
-    for place in sorted(placed):
-        yield from placed[place]
+    for name in chosen.values():
+        for place, value in zip(_places(name, main, curves, notes), curves[name], strict=True):
+            here = placed.setdefault(place, [])
+            cells = next((cells for cells in here if name not in cells), None)
+            if cells is None:
+                here.append(cells := {_STEP: steps[place], RUN: run})
+            cells[name] = value
+    chosen |= {"step": _STEP, "run": RUN}
+    return columns, [Row(line, cells) for place in sorted(placed) for cells in placed[place]]
 
 
 def _places(name: str, main: str, curves: Curves, notes: list[str]) -> Sequence[int]:

@@ -75,7 +75,9 @@ def _stream_numbers(source: Source, entries: list[Any], mapping: Mapping[str, st
     for number, entry in enumerate(entries, start=1):
         if not (_is_pair(entry, step) if pairs else _is_loss(entry)):
             problem = f"entry {number} of the list is {json.dumps(entry)[:60]}"
-            raise UnknownFormat(source.path, None, f"{problem}; accepted: {accepted}")
+            size = len(source.whole().splitlines())  # one line, or a line for each entry
+            line = {1: 1, len(entries) + 2: number + 1}.get(size)
+            raise UnknownFormat(source.path, line, f"{problem}; accepted: {accepted}")
         step = int(entry[0]) if pairs else number - 1
         rows.append(Row(None, {"step": step, "loss": entry[1] if pairs else entry}))
     losses = [row.cells["loss"] for row in rows]

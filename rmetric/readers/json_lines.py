@@ -15,13 +15,8 @@ from rmetric.log_entries import records_from_lines
 from rmetric.logs import LogReader, parse_line
 from rmetric.metric_settings import comparison
 from rmetric.readers.assembler import Batches
-from rmetric.readers.columns import (
-    add_columns,
-    check_mapping,
-    choose_columns,
-    plain_name,
-    unused_notes,
-)
+from rmetric.readers.columns import add_columns, check_mapping, choose_columns, unused_notes
+from rmetric.readers.names import plain_name
 from rmetric.readers.rows import BadRow, Row, run_name
 from rmetric.readers.source import Source
 from rmetric.readers.stream import (
@@ -70,7 +65,7 @@ def _is_document(entry: Mapping[str, Any]) -> bool:
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
     lines = _Lines(source, mapping)
     return replace(
-        stream_rows(source, lines.columns, lines.rows(), lines.notes),
+        stream_rows(source, lines.columns, lines.rows(), lines.notes, of_table=False),
         guessed=lambda: [*lines.columns.notes, *unused_notes(lines.columns, lines.names)],
     )
 
@@ -248,8 +243,7 @@ def _leave_out(source: Source, number: int, line: bytes, error: LogError) -> Non
     if (number == 1 or is_object) and not source.foreign_lines.forgiving:
         raise error
     problem = error.problem if is_object else f"no JSON object: {shown(line)}"
-    of_record = line.lstrip().startswith(b"{")
-    source.foreign_lines.add(number, problem, of_record=of_record)
+    source.foreign_lines.add(number, problem, of_record=line.lstrip().startswith(b"{"))
 
 
 def compare(run: Run, *, thinned: bool) -> None:

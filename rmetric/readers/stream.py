@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -49,11 +49,12 @@ class Reader(NamedTuple):
 
 
 def stream_rows(
-    source: Source, columns: Columns, rows: Iterable[Row], notes: list[str] | None = None
-) -> Stream:
+    source: Source, columns: Columns, rows: Iterable[Row], notes: Sequence[str] = (), *,
+    of_table: bool = True,
+) -> Stream:  # fmt: skip
     """The stream of a format that yields rows; `notes` go to every run at the end.
 
-    A row without any number is none: words with as many commas as the header has.
+    A row `of_table` without any number is none: words with as many commas as the header has.
     """
     assembler, foreign = Assembler(source.path, columns), source.foreign_lines
 
@@ -62,7 +63,7 @@ def stream_rows(
             try:
                 complete = assembler.take(row)
             except BadRow as error:
-                is_text = not any(map(_is_number, row.cells.values()))
+                is_text = of_table and not any(map(_is_number, row.cells.values()))
                 if error.line is None or not (foreign.forgiving or is_text):
                     raise
                 foreign.add(error.line, error.problem, of_record=not is_text)
@@ -73,13 +74,13 @@ def stream_rows(
         foreign.check(source.path)
         yield from assembler.finish()
         for run in assembler.all_runs():
-            run.notes += notes or []
+            run.notes += notes
 
     return Stream(
         batches=batches(),
         runs=assembler.runs,
         held=assembler.held,
-        guessed=lambda: [*columns.notes, *(notes or [])],
+        guessed=lambda: [*columns.notes, *notes],
     )
 
 
@@ -87,7 +88,7 @@ def stream_wide(
     path: Path,
     rows: Callable[[], Iterable[Row]],
     mapping: Mapping[str, str],
-    notes: list[str] | None = None,
+    notes: Sequence[str] = (),
     own: Mapping[str, str] = MappingProxyType({}),
     empty: str = "it holds no values",
 ) -> Stream:
@@ -122,6 +123,8 @@ RUN = "(run)"  # cell with the name of a run
 _VALUE = {"metric_name": "metric_value"}
 _VALUE |= dict.fromkeys(("key", "metric", "event_name", "tag", "name"), "value")
 _RUN_NAMES = ("run_name", "run_id", "run_uuid", "run", "experiment_key")
+#: Columns of the scores.csv of a replay.
+_OF_A_REPLAY = {"gradient_variance_normalised", "loss_drift_normalised", "r_metric", "alert"}
 
 
 def long_form(names: Iterable[str]) -> dict[str, str] | None:
@@ -150,23 +153,25 @@ def one_value(
     return str(name), value, own
 
 
-def columns_of_table(
-    source: Source, names: list[str], mapping: Mapping[str, str], *, list_unused: bool = True
-) -> Columns:
+def columns_of_table(source: Source, names: list[str], mapping: Mapping[str, str]) -> Columns:
     """The columns of a table whose header is known. Raises LogError and UnknownFormat."""
     try:
         columns = choose_columns(names, mapping)
     except ValueError as error:
         raise LogError(source.path, None, str(error)) from None
     check_has_loss(source, columns, names)
-    columns.notes += unused_notes(columns, names) if list_unused else []
+    columns.notes += unused_notes(columns, names)
     return columns
 
 
-def check_has_loss(source: Source, columns: Columns, names: Iterable[str]) -> None:
+def check_has_loss(
+    source: Source, columns: Columns, names: Iterable[str], line: int | None = None
+) -> None:
     """Raise UnknownFormat where neither a loss nor anything of the metric is logged."""
+    names = list(names)
+    if columns.has_statement and not columns.has_loss and set(names) >= _OF_A_REPLAY:
+        raise UnknownFormat(source.path, None, "the scores that a replay wrote, and no log")
     if not (columns.is_judged or columns.parts or columns.has_statement):
-        names = list(names)
         meant = suggestions(columns, names).get("loss", "COLUMN")
         problem = f"no column is known to be a loss; {listed(names)}"
-        raise UnknownFormat(source.path, None, f"{problem}; --map loss={meant} says which")
+        raise UnknownFormat(source.path, line, f"{problem}; --map loss={meant} says which")

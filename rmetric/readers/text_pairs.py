@@ -17,15 +17,7 @@ from typing import Any
 from rmetric.readers.columns import POLICY, choose_columns
 from rmetric.readers.names import PRINTED, TARGETS, is_loss, plain_name
 from rmetric.readers.rows import Row
-from rmetric.readers.text_parts import (
-    FAR,
-    Clock,
-    FirstRank,
-    Lines,
-    pieces,
-    rank_of,
-    without_date,
-)
+from rmetric.readers.text_parts import FAR, Clock, FirstRank, Lines, pieces, rank_of, without_date
 
 NAME = "text with a step and a loss on a line"
 NAME_WITHOUT_STEP = "text with a loss on its lines and no step"

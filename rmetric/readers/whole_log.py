@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import isfinite
 from operator import attrgetter
 
+from rmetric.metric import RMetricConfig
+from rmetric.metric_settings import stated_threshold
 from rmetric.records import Record, Run
 
-ORDINARY = "records"
+ORDINARY = "beside these"
 #: All of a record that is one number and was measured, or computed by somebody else.
 _NUMBERS = attrgetter(
     "training_loss", "validation_loss", "gradient_norm", "learning_rate", "update_norm",
@@ -19,7 +21,7 @@ _NUMBERS = attrgetter(
 )  # fmt: skip
 
 
-def kind_of(record: Record) -> str:
+def kind_of(record: Record, *, alarm_begins: bool = False) -> str:
     """What a record holds, by the rarest, in words for a note."""
     several = (
         *(record.worker_gradient_norms or ()),
@@ -32,7 +34,45 @@ def kind_of(record: Record) -> str:
         return "with a value that is not finite"
     if record.skipped or record.events or record.planned_events or record.actions:
         return "with an event (hardware, planned change, action, skipped step)"
+    if alarm_begins:
+        return "with the beginning of an alarm by the logged R"
     return ORDINARY if record.validation_loss is None else "with an evaluation"
+
+
+class _KeptRun:
+    """What is kept of one run, whose settings may state the threshold of a logged R."""
+
+    def __init__(self, run: Run | None) -> None:
+        #: Kind -> count, place in the run and record of those that are kept.
+        self.kept: dict[str, list[tuple[int, int, Record]]] = defaultdict(list)
+        self.every: dict[str, int] = defaultdict(lambda: 1)
+        self.seen: Counter[str] = Counter()
+        self.length = 0
+        own = stated_threshold(run.config) if run is not None else None
+        self._threshold = RMetricConfig().threshold if own is None else own
+        self._alarm = False
+
+    def take(self, record: Record) -> bool:
+        """Take the next record; True if it is kept for now."""
+        was, score = self._alarm, record.stated_score
+        self._alarm = was if score is None else score > self._threshold
+        kind = kind_of(record, alarm_begins=self._alarm and not was)
+        # Ordinary ones are counted with all others between them.
+        count = self.length if kind == ORDINARY else self.seen[kind]
+        self.seen[kind] += 1
+        self.last, place, self.length = record, self.length, self.length + 1
+        kept, every = self.kept[kind], self.every[kind]
+        is_kept = not kept or kept[-1][0] // every < count // every
+        if is_kept:
+            kept.append((count, place, record))
+        return is_kept
+
+    def halve(self, kind: str) -> int:
+        """Keep half as many records of a kind; returns the number of those dropped."""
+        before, self.every[kind] = self.kept[kind], self.every[kind] * 2
+        first = {one[0] // self.every[kind]: one for one in reversed(before)}
+        self.kept[kind] = list(first.values())[::-1]
+        return len(before) - len(first)
 
 
 class Thinning:
@@ -43,72 +83,60 @@ class Thinning:
     kept in any case, and so is the run's last record.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, runs: Mapping[str, Run]) -> None:
         self.most = self._limit = most
-        #: (run, kind) -> count, place in the run and record of those that are kept.
-        self._kept: dict[tuple[str, str], list[tuple[int, int, Record]]] = defaultdict(list)
-        self._every: dict[tuple[str, str], int] = defaultdict(lambda: 1)
-        self._seen: Counter[tuple[str, str]] = Counter()
-        self._last: dict[str, tuple[int, Record]] = {}
+        self._known, self.runs = runs, dict[str, _KeptRun]()
         self._held = 0
 
     def take(self, id: str, records: Sequence[Record]) -> None:
         """Take the next records of a run."""
-        place = self._last[id][0] if id in self._last else -1
+        if id not in self.runs:
+            self.runs[id] = _KeptRun(self._known.get(id))
+        run = self.runs[id]
         for record in records:
-            place += 1
-            key = id, kind_of(record)
-            # Ordinary ones are counted with all others between them.
-            count = place if key[1] == ORDINARY else self._seen[key]
-            self._seen[key] = count + 1
-            if count % self._every[key] == 0:
-                self._kept[key].append((count, place, record))
-                self._held += 1
-                if self._held > self._limit:
-                    self._thin()
-        if records:
-            self._last[id] = place, records[-1]
+            self._held += run.take(record)
+            while self._held > self._limit:
+                self._thin()
 
     def _thin(self) -> None:
         """Drop records of the kind that has the most, from the runs with the most of these."""
         sizes: Counter[str] = Counter()
-        for (_, kind), kept in self._kept.items():
-            sizes[kind] += len(kept)
+        for run in self.runs.values():
+            sizes.update({kind: len(kept) for kind, kept in run.kept.items()})
         [(kind, _)] = sizes.most_common(1)
-        largest = max(len(kept) for key, kept in self._kept.items() if key[1] == kind)
+        runs = [run for run in self.runs.values() if kind in run.kept]
+        largest = max(len(run.kept[kind]) for run in runs)
         if largest == 1:
             self._limit = 2 * self._held  # more runs than records are allowed: each keeps its first
             return
-        for key, kept in self._kept.items():
-            if key[1] == kind and 2 * len(kept) > largest and len(kept) > 1:
-                self._every[key] *= 2
-                fewer = [one for one in kept if one[0] % self._every[key] == 0]
-                self._held -= len(kept) - len(fewer)
-                self._kept[key] = fewer
+        for run in runs:
+            if 2 * (size := len(run.kept[kind])) > largest and size > 1:
+                self._held -= run.halve(kind)
 
     def records(self, id: str) -> list[Record]:
         """The records of a run that are kept, in the order of the log."""
-        own = [some for key, some in self._kept.items() if key[0] == id]
-        kept = {place: record for some in own for _, place, record in some}
-        kept |= [self._last[id]] if id in self._last else []
+        run = self.runs[id]
+        kept = {place: record for some in run.kept.values() for _, place, record in some}
+        kept[run.length - 1] = run.last
         return [kept[place] for place in sorted(kept)]
 
     def note(self, id: str) -> str:
         """What was done to a run, as a sentence; empty if all of its records are kept."""
-        seen = {key: number for key, number in self._seen.most_common() if key[0] == id}
-        if all(self._every[key] == 1 for key in seen):
+        run = self.runs[id]
+        if all(every == 1 for every in run.every.values()):
             return ""
-        if (id, ORDINARY) in seen:
-            seen[id, ORDINARY] = self._last[id][0] + 1
-        main, *others = [
-            f"{_every(self._every[key], number)}{'' if key[1] == ORDINARY else f' {key[1]}'}"
-            for key, number in seen.items()
-        ]
-        also = f", and also {', '.join(others)}" if others else ""
+        words = {
+            kind: _every(run.every[kind], run.length)
+            if kind == ORDINARY and run.every[kind] > 1
+            else f"{_every(run.every[kind], number)} {kind}"
+            for kind, number in run.seen.most_common()
+        }
+        main, *others = words
+        also = f", and also {', '.join(words[kind] for kind in others)}" if others else ""
         return (
-            f"{main} was judged{also}; the log holds more than --most-records {self.most:,}; "
-            "steps between them were not seen; windows count records and span "
-            f"{self._every[next(iter(seen))]} times as many steps"
+            f"{words[main]} was judged{also}; the log holds more than --most-records "
+            f"{self.most:,}; steps between them were not seen; windows count records and span "
+            f"{run.every[main]} times as many steps"
         )
 
 
@@ -125,28 +153,23 @@ def _every(every: int, number: int) -> str:
 
 
 def collect(
-    batches: Iterable[tuple[str, list[Record]]], most: int | None = None
+    batches: Iterable[tuple[str, list[Record]]], runs: Mapping[str, Run], most: int | None = None
 ) -> tuple[dict[str, list[Record]], dict[str, str]]:
     """The records of each run, of more than `most` as `Thinning` says, and its notes."""
     held: dict[str, list[Record]] = defaultdict(list)
     number, thinning = 0, None
     for id, batch in batches:
-        if thinning is not None:
-            held[id] = []
-            thinning.take(id, batch)
-            continue
         held[id] += batch
         number += len(batch)
         if most is not None and number > most:
-            thinning = Thinning(most)
-            for name in held:
-                thinning.take(name, held[name])
-                held[name] = []
+            thinning = thinning or Thinning(most, runs)
+            for name, records in held.items():
+                thinning.take(name, records)
+            held.clear()
     if thinning is None:
         return held, {}
-    notes = {id: thinning.note(id) for id in held}
-    kept = {id: thinning.records(id) for id in held}
-    return kept, {id: note for id, note in notes.items() if note}
+    notes = {id: note for id in thinning.runs if (note := thinning.note(id))}
+    return {id: thinning.records(id) for id in thinning.runs}, notes
 
 
 _JOINED = "{} evaluations stand after the training records in the file: each was put at its step"

@@ -95,16 +95,6 @@ class ScoredRun:
         return not all(isnan(score.score) for score in self.scores)
 
     @property
-    def alert_steps(self) -> list[int]:
-        """The steps at which the metric began to alert, each time that it did."""
-        return _begun(self.scores, [score.alarm for score in self.scores])
-
-    @property
-    def stated_alert_steps(self) -> list[int]:
-        """The same of R as the log states it."""
-        return _begun(self.scores, self.stated.alarms if self.stated else [])
-
-    @property
     def stated_differs(self) -> bool:
         """True if the log states an R that differs from the computed one."""
         stated = self.stated.scores if self.stated else []
@@ -112,11 +102,6 @@ class ScoredRun:
             one is not None and not is_same_r(ours.score, one)
             for one, ours in zip(stated, self.scores, strict=False)
         )
-
-
-def _begun(scores: Sequence[Score], alarms: Sequence[bool]) -> list[int]:
-    before = [False, *alarms]
-    return [s.step for s, now, was in zip(scores, alarms, before, strict=False) if now and not was]
 
 
 def stated_by(run: Run) -> StatedMetric | None:

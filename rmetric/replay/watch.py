@@ -135,12 +135,8 @@ def message(path: Path, detector: str, event: AlarmEvent) -> dict[str, Any]:
     """The JSON message that is posted about an alarm; chats show its ``text``."""
     return {
         "text": f"{event.event} {printable(event.id)}: {printable(event.words)}",
-        "event": event.event,
         "source": str(path),
         "run": event.id,
-        "step": event.step,
         "detector": detector,
-        "score": event.score,
-        "reason": event.reason,
-        "verdict": event.verdict,
+        **{name: getattr(event, name) for name in ("event", "step", "score", "reason", "verdict")},
     }

@@ -285,7 +285,7 @@ def summary(
 ) -> dict[str, Any]:
     """The content of summary.json."""
     run, truth = scored.run, scored.run.truth
-    alerts = scored.alert_steps
+    alerts = traces[0].alarm_steps
     scores = [score.score for score in scored.scores if not isnan(score.score)]
     highest = max(scores, default=None)
     decisions = [

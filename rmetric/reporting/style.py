@@ -41,7 +41,6 @@ MEANING = {
     "alert": VERMILION,
     "onset": PURPLE,
     "failure": BLACK,
-    "decision": ORANGE,
     "training_loss": SKY,
     "validation_loss": BLUE,
 }

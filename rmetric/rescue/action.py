@@ -202,7 +202,6 @@ class Rescue(Action):
         back: weights, step and data are those of a snapshot.
         """
         self._steps_alone = 0
-        self._keeper.boundary_begins()
         back = bool(self._try(lambda: self._boundary(last)))
         if not self.is_on and self._agreement is not None:
             agreement, self._agreement = self._agreement, None
@@ -231,9 +230,7 @@ class Rescue(Action):
         if not monitor.schedulers and self.scheduler is not None:
             monitor.schedulers = several(self.scheduler)
         if hasattr(monitor.optimizer, "register_step_pre_hook"):
-            hook = monitor.optimizer.register_step_pre_hook(
-                lambda *_: self._try(self._prepare_update)
-            )
+            hook = monitor.optimizer.register_step_pre_hook(self._before_optimizer)
             self._removers.append(hook.remove)
         self._removers.append(self._workers.remove)
         if not isinstance(monitor.detector("calibrated"), CalibratedDetector):
@@ -345,6 +342,7 @@ class Rescue(Action):
     # -- between two steps
 
     def _boundary(self, last: bool) -> bool:
+        self._keeper.boundary_begins()
         monitor, judgement = self._monitor, self._judgement
         if not monitor.usable:
             self._switch_off()
@@ -521,9 +519,9 @@ class Rescue(Action):
         try:
             return call() if self.is_on else None
         except Exception as error:
-            if isinstance(error, DisagreementError):
-                self._agreement = None
             self.problem = f"{type(error).__name__}: {error}"
+            if isinstance(error, DisagreementError):
+                self._agreement, self.problem = None, str(error)
             logger.error(
                 "rmetric: rescue is switched off, the training goes on without it: %s", self.problem
             )

@@ -37,15 +37,6 @@ class Ballot(NamedTuple):
     kind: int = 0  # of that evidence, as its place in `KINDS`
     worker: int = -1  # that it names; -1 for none
 
-    def evidence(self, words: str) -> Evidence | None:
-        if self.since < 0:
-            return None
-        worker = None if self.worker < 0 else self.worker
-        since = min(self.since, self.step)
-        return Evidence(
-            step=self.step, since=since, kind=KINDS[self.kind], words=words, worker=worker
-        )
-
 
 class Agreement:
     """Decides the same on all ranks, by the ballots of each; all ranks create it together.
@@ -122,8 +113,13 @@ class Agreement:
 
     def _evidence(self, rank: int, ballot: Ballot) -> Evidence | None:
         """The text does not travel: each rank has its own."""
+        if ballot.since < 0:
+            return None
         own = self._words if rank == self.ranks.rank else ""
-        return ballot.evidence(f"alarm of rank {rank}" + (f": {own}" if own else ""))
+        words = f"alarm of rank {rank}" + (f": {own}" if own else "")
+        worker = None if ballot.worker < 0 else ballot.worker
+        step, since, kind = ballot.step, min(ballot.since, ballot.step), KINDS[ballot.kind]
+        return Evidence(step=step, since=since, kind=kind, words=words, worker=worker)
 
     def _go_back_to_agreement(self, before: PolicyState, apart: int, step: int) -> None:
         """Decide on the step `apart` that some ranks took and some left out: their weights differ.

@@ -256,8 +256,7 @@ class OwnLoop(DataPosition):
         self.rescue.data = self
         while True:
             monitor = self.rescue.monitor
-            is_open = monitor is not None and monitor.is_open
-            here = monitor.weights_step if monitor is not None and is_open else self._at
+            here = monitor.weights_step if monitor is not None and monitor.is_open else self._at
             self.at_boundary(here, last=dry or self._at >= self._total)
             if self._is_over():
                 return
@@ -407,8 +406,6 @@ def differ(batch: Any, other: Any) -> bool:
     """True if two batches hold other numbers; False for what torch cannot compare."""
     try:
         torch.testing.assert_close(batch, other, rtol=0, atol=0, equal_nan=True)
-    except AssertionError:
-        return True
-    except Exception:  # texts, or a class of the user's own
-        return False
+    except Exception as error:  # else of texts, or of a class of the user's own
+        return isinstance(error, AssertionError)
     return False

@@ -110,11 +110,8 @@ def wait_to_go_on(
 
     Returns which it was, on all ranks. `most_of_ranks` gives the largest of their values.
     """
-    logger.warning(
-        "rmetric: rescue waits: SIGUSR1 to process %d or the file %s ends it",
-        os.getpid(),
-        folder / GO,
-    )
+    words = "rmetric: rescue waits: SIGUSR1 to process %d or the file %s ends it"
+    logger.warning(words, os.getpid(), folder / GO)
     until = None if seconds is None else time.monotonic() + seconds
     why = "another rank goes on"
     while True:

@@ -173,8 +173,10 @@ def bytes_of(value: Any, seen: set[int] | None = None) -> int:
     if id(value) in seen:
         return 0
     seen.add(id(value))
-    if isinstance(value, Tensor | np.ndarray):
-        return int(value.nbytes)
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()  # a sparse one has no `nbytes`
+    if isinstance(value, np.ndarray):
+        return value.nbytes
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, Mapping):

@@ -88,7 +88,8 @@ class WorkersOut:
         self, model: nn.Module, parameters: list[Any], rank: int, ranks: int, most: int
     ) -> None:
         if 1 < ranks <= most:
-            raise ValueError(f"most_out is {most} with {ranks} ranks: at most {ranks - 1} are")
+            words = f"most_out is {most} with {ranks} ranks"
+            raise ValueError(f"{words}: it must be at most {ranks - 1}")
         self._model, self._parameters = model, parameters
         self._rank, self.ranks = rank, ranks
         self._removers: list[Callable[[], Any]] = []

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -223,27 +224,26 @@ class SnapshotKeeper:
         """Restore a snapshot on all ranks, or raise on all and leave the training as it was."""
         assert decision.to is not None
         self.parts, snapshot = parts, self.kept[decision.to]
-        left_out, before = list(parts.data.left_out), None
         problem: Exception | None = None
-        try:
-            self._check_fits(snapshot)
-            if self._disk is not None:
-                self._disk.wait()
-                self._disk.read(snapshot.step, snapshot.memory)
-            before = small_state(parts)
-            for _, restore in restorers(parts, snapshot.small, decision.skip):
-                restore()
-        except Exception as error:
-            problem = error
-        if self._most_of_ranks(int(problem is not None)):
-            if before is not None:
-                parts.data.left_out = left_out
-                self._undo(before)
-            raise problem or RuntimeError("another rank could not go back")
+        with ExitStack() as undo:  # also after an interrupt, or when another rank has left
+            try:
+                self._check_fits(snapshot)
+                if self._disk is not None:
+                    self._disk.wait()
+                    self._disk.read(snapshot.step, snapshot.memory)
+                undo.callback(self._undo, small_state(parts), list(parts.data.left_out))
+                for _, restore in restorers(parts, snapshot.small, decision.skip):
+                    restore()
+            except Exception as error:
+                problem = error
+            if self._most_of_ranks(int(problem is not None)):
+                raise problem or RuntimeError("another rank could not go back")
+            undo.pop_all()
         self._restore_rest(snapshot)
         return snapshot
 
-    def _undo(self, before: dict[str, Any]) -> None:
+    def _undo(self, before: dict[str, Any], left_out: list[tuple[int, int]]) -> None:
+        self.parts.data.left_out = left_out
         for part, restore in restorers(self.parts, before):
             try:
                 restore()

@@ -254,10 +254,9 @@ class _Batch:
             self.truth_RT[: len(self.rows), step // TRUTH_EVERY - 1] = ahead.loss_R
         finite = np.isfinite(shown.gradient_norm_R[: self.num_runs])
         finite &= np.isfinite(ahead.loss_R[: self.num_runs])
-        if not finite.all():
-            for row in np.flatnonzero(~finite):
-                if self.broken[row] is None:
-                    self.broken[row] = step
+        for row in np.flatnonzero(~finite):
+            if self.broken[row] is None:
+                self.broken[row] = step
         if step % self.specs[0].evaluate_every == 0:
             scale = CONSTANTS.validation_loss_noise * knobs.validation_noise_R
             self._record(step, shown, ahead.loss_R + scale * noise.validation_R)

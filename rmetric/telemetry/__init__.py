@@ -2,16 +2,33 @@
 
 `nvml` reads GPUs (through `nvml_library`). `risk` scores the readings; `judge` has the rules that
 override the score, and combines both into a verdict on one GPU.
-`sources` has the sources of verdicts, `export` writes verdicts and readings. All but `nvml` and
-`nvml_library` are pure or use files.
+`sources` has the sources of verdicts, `export` writes verdicts and readings. Each module is
+imported when it is asked for; all but `nvml` and `nvml_library` are pure or use files.
 """
 
-from rmetric.telemetry.judge import Judge
-from rmetric.telemetry.lines import GpuVerdict
-from rmetric.telemetry.nvml import NvmlEvents
-from rmetric.telemetry.reading import GpuSign, Reading
-from rmetric.telemetry.risk import RiskConfig, RiskScore
-from rmetric.telemetry.sources import GpuWatch, ReplayedReadings, VerdictSource
+from typing import TYPE_CHECKING
+
+from rmetric._util.lazy import lazy
+
+if TYPE_CHECKING:
+    from rmetric.telemetry.judge import Judge
+    from rmetric.telemetry.lines import GpuVerdict
+    from rmetric.telemetry.nvml import NvmlEvents
+    from rmetric.telemetry.reading import GpuSign, Reading
+    from rmetric.telemetry.risk import RiskConfig, RiskScore
+    from rmetric.telemetry.sources import GpuWatch, ReplayedReadings, VerdictSource
+else:
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "rmetric.telemetry.judge": "Judge",
+            "rmetric.telemetry.lines": "GpuVerdict",
+            "rmetric.telemetry.nvml": "NvmlEvents",
+            "rmetric.telemetry.reading": "GpuSign Reading",
+            "rmetric.telemetry.risk": "RiskConfig RiskScore",
+            "rmetric.telemetry.sources": "GpuWatch ReplayedReadings VerdictSource",
+        },
+    )
 
 __all__ = [
     "GpuSign",

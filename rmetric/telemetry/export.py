@@ -21,6 +21,7 @@ from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.sources import JudgedGpus
 
 MEGA = 1e6
+_Samples = dict[str, Mapping[str, float | None]]
 
 
 class JsonlFile:
@@ -59,7 +60,7 @@ class JsonlFile:
 
 @dataclass(frozen=True)
 class _Metric:
-    """One Prometheus metric, of fields of a reading or of `_other_samples`.
+    """One Prometheus metric, of fields of a reading or of the other `_samples`.
 
     `name` is without the prefix and ``_total``, `words` the HELP text. `fields` maps fields of
     `Reading` to the value of the label; empty for the field of that name. `scale` is the factor to
@@ -130,39 +131,25 @@ class PrometheusCollector:
     def collect(self) -> Iterator[Any]:
         readings = self._watched.readings()
         gpus = [
-            ([verdict.node, str(verdict.gpu)], readings.get(key), verdict)
+            ([verdict.node, str(verdict.gpu)], _samples(readings.get(key), verdict))
             for key, verdict in sorted(self._watched.verdicts().items())
         ]
         for metric in METRICS:
             samples = [
                 (place + ([label] if metric.label else []), value)
-                for place, reading, verdict in gpus
-                for label, value in _samples(metric, reading, verdict)
+                for place, own in gpus
+                for label, value in own[metric.name].items()
             ]
             labels = ["node", "gpu"] + ([metric.label] if metric.label else [])
             name = f"gpu_{metric.name}"
             yield family(name, metric.words, labels, samples, counter=metric.counter)
 
 
-def _samples(
-    metric: _Metric, reading: Reading | None, verdict: GpuVerdict
-) -> Iterator[tuple[str, float | None]]:
-    """(label, value) of one GPU."""
-    samples = _other_samples(reading, verdict).get(metric.name)
-    if samples is None:
-        fields = metric.fields or {metric.name: ""}
-        samples = {label: getattr(reading, name, None) for name, label in fields.items()}
-    for label, value in samples.items():
-        yield label, None if value is None else float(value) * metric.scale
-
-
-def _other_samples(
-    reading: Reading | None, verdict: GpuVerdict
-) -> dict[str, Mapping[str, float | None]]:
-    """Metric -> label -> value, of those that are no fields of a reading."""
+def _samples(reading: Reading | None, verdict: GpuVerdict) -> _Samples:
+    """Metric -> label -> value, of one GPU."""
     reasons = reading.throttle_reasons if reading else None
     recovery = reading.recovery_action if reading else None
-    return {
+    others: _Samples = {
         "throttled": dict.fromkeys(sorted(reasons or ()), 1.0),
         "recovery_action": {} if recovery is None else {recovery: 1.0},
         "risk_ratio": {"": verdict.risk},
@@ -171,4 +158,13 @@ def _other_samples(
         "sign": dict.fromkeys(verdict.rules, 1.0),
         "level": {name: float(name == verdict.level) for name in LEVELS},
         "action": {name: float(name == verdict.action) for name in ACTIONS},
+    }
+    return others | {
+        metric.name: {
+            label: float(value) * metric.scale
+            for name, label in (metric.fields or {metric.name: ""}).items()
+            if (value := getattr(reading, name, None)) is not None
+        }
+        for metric in METRICS
+        if metric.name not in others
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from time import monotonic
 
 from rmetric._util.errors import require
@@ -19,7 +20,7 @@ WAIT_SECONDS = 1.0  # of one wait for an Xid, which ends it: bounds how long `cl
 EVENTS_KEPT = 10_000  # of those that nobody has polled for; likewise of recorded events
 
 
-class NvmlEvents:
+class NvmlEvents(AbstractContextManager["NvmlEvents"]):
     """Hardware events of this machine's NVIDIA GPUs, read in a thread of its own.
 
     Risen counters and new states are events (see `Changes`), and an Xid is one at once. No method
@@ -108,9 +109,6 @@ class NvmlEvents:
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2 * WAIT_SECONDS)
-
-    def __enter__(self) -> NvmlEvents:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

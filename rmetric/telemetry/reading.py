@@ -62,14 +62,15 @@ class Reading(JsonRecord):
             what is written.
         slowdown_temperature_celsius: above it the GPU slows itself down.
         utilisation_percent: share of the last sample period with a kernel running;
-            memory_busy_percent, with traffic in memory.
+            memory_busy_percent, with traffic in memory, not how full that is.
+        sm_clock_mhz, memory_clock_mhz: at present; with max, the most that this GPU can do.
         throttle_reasons: of ``software_power_cap``, ``software_thermal``,
             ``hardware_thermal``, ``power_brake`` and ``hardware_slowdown``, which
             the driver sets beside the two before it.
-        ecc_corrected_errors, ecc_uncorrected_errors, pcie_replays, nvlink_replays,
-            nvlink_recoveries, nvlink_crc_errors: since the driver was loaded; those of NVLink
-            over all links. Remapped rows, retired pages and the lifetime errors are of the
-            GPU's life.
+        ecc_corrected_errors, ecc_uncorrected_errors, pcie_replays and nvlink_replays (packets sent
+            again), nvlink_recoveries (links trained again), nvlink_crc_errors (packets that
+            arrived damaged): since the driver was loaded; those of NVLink over all links. Remapped
+            rows or retired pages, of which a GPU has one, and lifetime errors: of the GPU's life.
         row_remap_pending, page_retirement_pending: done at the next reset.
         row_remap_failed: there are no spare rows left where one was needed.
         recovery_action: the driver's recommendation, of `RECOVERY_ACTIONS` or ``unknown_N``

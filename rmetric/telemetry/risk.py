@@ -101,10 +101,10 @@ class RiskConfig:
             number = getattr(self, name)
             require(name, number, type(number) is int and number >= least, f"an int from {least}")
         require("threshold", self.threshold, 0 < self.threshold <= 1, "above 0 and at most 1")
-        for name, most in (("release", 1), ("memory_low", 1), ("least_utilisation", 100)):
-            value = getattr(self, name)
-            require(name, value, 0 <= value <= most, f"from 0 to {most}")
-        require("memory_low", self.memory_low, self.memory_low < 1, "below 1")
+        require("release", self.release, 0 <= self.release <= 1, "from 0 to 1")
+        require("memory_low", self.memory_low, 0 <= self.memory_low < 1, "from 0 to below 1")
+        percent = self.least_utilisation
+        require("least_utilisation", percent, 0 <= percent <= 100, "from 0 to 100 percent")
         celsius = self.temperature_high
         require("temperature_high", celsius, isfinite(celsius), "a finite number of °C")
         if max(self.least_readings, self.recent + 1) > self.window:
@@ -122,7 +122,9 @@ class Risk:
         value: 0 to 1; None while no factor is known.
         reachable: the most that the known factors could give, 0 to 1.
         factors: by name, 0 to 1; None for one unknown.
-        measured: what each factor was made of, see `RiskScore`; None where unknown.
+        measured: what each factor was made of: °C, share of memory, errors as shares of a full
+            rise, standard deviation of power over its mean, share of utilisation lost, °C per
+            minute; None where unknown.
     """
 
     value: float | None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
+from typing import Protocol
 
 from rmetric._util.errors import LogError, require
 from rmetric.telemetry.judge import GONE, Judge
@@ -15,33 +17,38 @@ from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
 
 
-class VerdictSource:
-    """A source of GPU verdicts, of which it keeps the latest of each GPU.
-
-    No method blocks or raises, whatever the state of the GPUs.
-    """
-
-    def __init__(self) -> None:
-        self._latest: dict[str, GpuVerdict] = {}
-        self._changed: list[GpuVerdict] = []
-        self._problem: str | None = None
+class VerdictSource(Protocol):
+    """A source of GPU verdicts. No method blocks or raises, whatever the state of the GPUs."""
 
     @property
     def problem(self) -> str | None:
         """Reason why the source has no current verdicts; None if it has."""
-        return self._problem
+        return None
 
     def poll(self) -> tuple[GpuVerdict, ...]:
         """Verdicts that are new or have another `gist` since the last poll, in order."""
+
+    def verdicts(self) -> dict[str, GpuVerdict]:
+        """The latest verdict of each GPU, by its `key`."""
+
+    def close(self) -> None:
+        """Stop; a second call does nothing."""
+        return
+
+
+class VerdictStore(VerdictSource):
+    """A source of what is added to it, the base of others."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, GpuVerdict] = {}
+        self._changed: list[GpuVerdict] = []
+
+    def poll(self) -> tuple[GpuVerdict, ...]:
         changed, self._changed = tuple(self._changed), []
         return changed
 
     def verdicts(self) -> dict[str, GpuVerdict]:
-        """The latest verdict of each GPU, by its `key`."""
         return dict(self._latest)
-
-    def close(self) -> None:
-        """Stop; a second call does nothing."""
 
     def add(self, verdict: GpuVerdict) -> None:
         before = self._latest.get(verdict.key)
@@ -50,7 +57,7 @@ class VerdictSource:
             self._changed.append(verdict)
 
 
-class JudgedGpus(VerdictSource):
+class JudgedGpus(VerdictStore):
     """Judges of all GPUs, with their verdicts and last readings.
 
     `record` is called with the node and each event before it is judged.
@@ -100,11 +107,10 @@ class JudgedGpus(VerdictSource):
         return self._judges[node, gpu]
 
 
-class AllSources(VerdictSource):
+class AllSources:
     """Several sources combined, such as local GPUs and the files of other nodes."""
 
     def __init__(self, sources: Iterable[VerdictSource]) -> None:
-        super().__init__()
         self._sources = tuple(sources)
 
     @property
@@ -122,7 +128,7 @@ class AllSources(VerdictSource):
             source.close()
 
 
-class GpuWatch(JudgedGpus):
+class GpuWatch(JudgedGpus, AbstractContextManager["GpuWatch"]):
     """A `VerdictSource` of the NVIDIA GPUs of this machine.
 
     `NvmlEvents` reads them on its own thread; `poll` judges the new readings, which takes
@@ -178,9 +184,6 @@ class GpuWatch(JudgedGpus):
     def close(self) -> None:
         self.hardware.close()
 
-    def __enter__(self) -> GpuWatch:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -225,7 +228,7 @@ def _read(path: Path) -> list[tuple[str, TelemetryEvent]]:
     return found
 
 
-class VerdictFiles(VerdictSource):
+class VerdictFiles(VerdictStore):
     """A `VerdictSource` that follows the files ``*.jsonl`` of a folder (see `lines`).
 
     `rmetric telemetry --run FOLDER` writes FOLDER/telemetry/NODE.jsonl; this reads what
@@ -233,6 +236,8 @@ class VerdictFiles(VerdictSource):
     skipped and reported in `problem`. A truncated or replaced file is read from its
     beginning. Limit: the last verdicts of a dead node stay.
     """
+
+    problem: str | None = None
 
     def __init__(self, folder: Path | str) -> None:
         super().__init__()
@@ -254,13 +259,13 @@ class VerdictFiles(VerdictSource):
         try:
             lines = self._new_lines(path)
         except OSError as error:
-            self._problem = f"{path}: {error.strerror or error}"
+            self.problem = f"{path}: {error.strerror or error}"
             return
         for line in lines:
             try:
                 entry = read_line(line)
             except ValueError as error:
-                self._problem = f"{path}: {error}"
+                self.problem = f"{path}: {error}"
                 continue
             if entry is not None and isinstance(entry[1], GpuVerdict):
                 self.add(entry[1])

@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: What an Xid is about. `application`: the program that runs on the GPU.
-CLASSES = ("application", "engine", "memory", "link", "bus", "firmware", "notice")
 #: The one table of Xids, which the diagnosis reads too; its head has the sources.
 TABLE = Path(__file__).with_name("xids.yaml")
 
@@ -20,7 +18,7 @@ class Xid:
 
     number: int
     words: str
-    about: str
+    about: str  # application (the program on the GPU), engine, memory, link, bus, firmware, notice
     level: str
     action: str
 

@@ -259,6 +259,9 @@ def test_the_table_stands_in_the_log_and_a_foreign_ema_is_named(tmp_path, caplog
     assert (read.words, read.severity) == (lost, "error")
     assert [row["outlook"] for row in read.rows if row["part"] == "moments"] == [OUTLOOK["moments"]]
     monitor = Monitor(Model(), audits=["resume"])
+    older = {"resume": {"weights": 7, "weight_norm": 2.0}}  # as of an earlier version
+    monitor.load_state_dict(monitor.state_dict() | {"audits": older})
+    monitor.check_before_step(1.0)
     monitor.ema = [1, 2]
     monitor.check_before_step(1.0)
     monitor.state_dict()

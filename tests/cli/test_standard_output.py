@@ -47,7 +47,6 @@ def test_a_reader_that_went_away_and_a_full_disk(arguments):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(os.name != "posix", reason="a shell closes it")
 def test_without_a_standard_output_the_exit_code_is_the_same():
     line = f"{sys.executable} -m rmetric diagnose studies/diagnosis_benchmark/logs/wrong_shape >&-"
     done = subprocess.run(

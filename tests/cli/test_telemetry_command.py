@@ -64,6 +64,11 @@ class TestPlayed:
         assert main(["telemetry", "--play", str(recorded(tmp_path / "r.jsonl"))]) == 3
         assert capsys.readouterr().out == PLAYED
 
+    def test_a_day_without_a_sick_gpu_ends_with_0(self, tmp_path, capsys):
+        path = recorded(tmp_path / "r.jsonl", last="application_xid_13")
+        assert main(["telemetry", "--play", str(path)]) == 0
+        assert "healthy: Xid 13: illegal instruction" in capsys.readouterr().out
+
     def test_a_run_is_asked_for_a_checkpoint_and_gets_the_verdicts(self, tmp_path, capsys):
         run = tmp_path / "run"
         run.mkdir()
@@ -173,7 +178,8 @@ class TestLive:
             "--run", run,
         )  # fmt: skip
         try:
-            url = re.fullmatch(r"metrics: (http://127\.0\.0\.1:\d+/metrics)\n", read(running))[1]
+            said = running.stdout.readline()
+            url = re.fullmatch(r"metrics: (http://127\.0\.0\.1:\d+/metrics)\n", said)[1]
             end = time.monotonic() + 30
             while RunFolder(run).request() is None and time.monotonic() < end:
                 time.sleep(0.02)
@@ -193,10 +199,6 @@ class TestLive:
         assert any(isinstance(one, GpuSign) and one.kind == "xid_119" for one in heard)
         assert any(isinstance(one, GpuVerdict) and one.level == "fatal" for one in heard)
         assert all(abs(one.time - time.time()) < 120 for one in heard)
-
-
-def read(process):
-    return process.stdout.readline()
 
 
 @pytest.mark.long

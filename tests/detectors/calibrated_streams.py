@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from rmetric.detectors import Detector
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.records import Record
 
@@ -64,6 +65,6 @@ def first_alarm(stream: Iterable[Record]) -> int | None:
     return next((record.step for record in stream if detector.update(record).alarm), None)
 
 
-def scores(stream: Iterable[Record], detector: CalibratedDetector | None = None) -> list[float]:
+def scores(stream: Iterable[Record], detector: Detector | None = None) -> list[float]:
     detector = detector or CalibratedDetector()
     return [detector.update(record).score for record in stream]

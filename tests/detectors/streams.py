@@ -69,19 +69,14 @@ def full_records(draw, values=WILD, max_size: int = 60) -> list[Record]:
     several = st.none() | st.lists(usual | values | ODDITIES, max_size=4).map(tuple)
     return [
         Record(
-            step=step,
-            time=draw(st.none() | st.just(float(step))),
-            training_loss=draw(numbers),
-            validation_loss=draw(numbers),
-            gradient_norm=draw(numbers),
-            worker_gradient_norms=draw(several),
-            learning_rate=draw(numbers),
-            update_norm=draw(numbers),
-            parameter_norm=draw(numbers),
+            step=step, time=draw(st.none() | st.just(float(step))), training_loss=draw(numbers),
+            validation_loss=draw(numbers), gradient_norm=draw(numbers),
+            worker_gradient_norms=draw(several), learning_rate=draw(numbers),
+            update_norm=draw(numbers), parameter_norm=draw(numbers),
             events=draw(st.none() | st.just(())),
         )
         for step in range(1, draw(st.integers(0, max_size)) + 1)
-    ]
+    ]  # fmt: skip
 
 
 @st.composite

@@ -29,13 +29,12 @@ def diverging():
     """Losses, norms and workers that go up together after 80 quiet records."""
     for step in range(1, 121):
         up = 0.0 if step <= 80 else 0.2 * (step - 80)
+        loss = 2.0 + 0.01 * (step % 3) + 100 * up
         yield Record(
-            step=step,
-            training_loss=2.0 + 0.01 * (step % 3) + 100 * up,
-            validation_loss=2.0 + 0.01 * (step % 3) + 100 * up,
+            step=step, training_loss=loss, validation_loss=loss,
             gradient_norm=(1.0 + 0.02 * (step % 5)) * (1 + 60 * up),
             worker_gradient_norms=(1.0, 1.1 + 0.01 * (step % 4), 1.0, 1.0 + 9 * up),
-        )
+        )  # fmt: skip
 
 
 def reason_of(name, stream):

@@ -25,7 +25,8 @@ from rmetric.detectors.calibrated.recall import (
     failing_runs_to_bytes,
 )
 from rmetric.readers import read_runs
-from rmetric.records import Record, Run
+from rmetric.records import Run
+from tests.detectors.calibrated_streams import records, scores
 
 STEPS, ONSET = 160, 90
 
@@ -42,9 +43,9 @@ def diverged(seed: int, *, to: float = 7.2, over: int = 1) -> np.ndarray:
     return losses + (to - 2) * ramp
 
 
-def spiked(seed: int, *, by: float = 5.0, records: int = 6) -> np.ndarray:
+def spiked(seed: int, *, by: float = 5.0, over: int = 6) -> np.ndarray:
     losses = healthy(seed)
-    losses[ONSET : ONSET + records] += by
+    losses[ONSET : ONSET + over] += by
     return losses
 
 
@@ -61,9 +62,7 @@ def crowd(number: int = 20) -> dict[str, np.ndarray]:
 
 
 def alarms(thresholds: Thresholds, losses: np.ndarray) -> bool:
-    detector = CalibratedDetector(thresholds)
-    records = (Record(n, training_loss=x) for n, x in enumerate(losses.tolist(), 1))
-    return any(detector.update(record).alarm for record in records)
+    return any(score > 1 for score in scores(records(losses), CalibratedDetector(thresholds)))
 
 
 @pytest.fixture
@@ -198,10 +197,10 @@ def test_healthy_runs_of_other_kinds_are_kept_and_cost_nothing(calibrated):
 def test_an_announced_change_of_level_is_no_failure():
     losses = healthy(1)
     losses[ONSET:] += 2.0
-    records = [Record(n, training_loss=x) for n, x in enumerate(losses.tolist(), 1)]
-    assert watch(Run(id="a", records=records)).failure
-    records[ONSET].planned_events = ("data_mixture",)
-    assert not watch(Run(id="a", records=records)).failure
+    run = Run(id="a", records=records(losses))
+    assert watch(run).failure
+    run.records[ONSET].planned_events = ("data_mixture",)
+    assert not watch(run).failure
 
 
 # The shipped failing runs

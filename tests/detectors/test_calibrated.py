@@ -40,17 +40,12 @@ def full(length: int = 400, seed: int = 0) -> list[Record]:
         events = (HardwareEvent(float(record.step), "ecc"),) if rng.random() < 0.02 else ()
         result.append(
             replace(
-                record,
-                training_loss=loss + 0.05 * float(rng.normal()),
-                validation_loss=loss if record.step % 10 == 0 else None,
-                probe_loss=loss,
-                update_norm=float(np.exp(0.1 * rng.normal())),
-                learning_rate=1e-3,
-                parameter_norm=20.0,
-                non_finite_gradients=0,
-                events=events,
+                record, training_loss=loss + 0.05 * float(rng.normal()), probe_loss=loss,
+                validation_loss=loss if record.step % 10 == 0 else None, learning_rate=1e-3,
+                update_norm=float(np.exp(0.1 * rng.normal())), parameter_norm=20.0,
+                non_finite_gradients=0, events=events,
             )
-        )
+        )  # fmt: skip
     return result
 
 
@@ -116,13 +111,14 @@ def test_the_unit_of_the_loss_changes_no_alarm(kind, shape):
 
 def test_an_announcement_forgets_all_that_was_usual_and_no_nan():
     detector, fresh = CalibratedDetector(), CalibratedDetector()
-    for record in full():
-        detector.update(record)
+    scores(full(), detector)
     for n, record in enumerate(full(seed=5)[:200]):
         events = ("batch_size",) if n == 0 else None
         record = replace(record, step=n + 1000, planned_events=events, events=None)
         ours, theirs = detector.update(record).statistics, fresh.update(record).statistics
         ours.pop("hardware_events", None)  # the hardware does not know of it
+        assert ours == theirs
+        ours, theirs = ([one.begun for one in each._sources] for each in (detector, fresh))
         assert ours == theirs
     detector.update(Record(step=1200, training_loss=nan))
     detector.update(Record(step=1201, planned_events=("batch_size",)))
@@ -189,8 +185,7 @@ def test_one_bad_batch_of_a_run_that_logs_every_step_is_no_alarm(height):
 
 
 def alarmed(*stream: Record) -> list[bool]:
-    detector = CalibratedDetector()
-    return [detector.update(record).alarm for record in stream]
+    return [score > 1 for score in scores(stream)]
 
 
 def since_of(reason: str) -> int:
@@ -199,9 +194,7 @@ def since_of(reason: str) -> int:
 
 
 def last_words(*stream: Record) -> str:
-    detector = CalibratedDetector()
-    for record in stream:
-        detector.update(record)
+    scores(stream, detector := CalibratedDetector())
     return detector.reason
 
 
@@ -253,6 +246,7 @@ def test_a_loss_scaler_may_leave_out_seven_steps_and_not_eight():
     assert alarmed(*stream[:8], Record(step=8, validation_loss=2.0))[-1]
     # Nor does it make an alarm of gradients that the scaler left out.
     assert alarmed(*stream[:3], Record(step=3, validation_loss=2.0)) == [False] * 4
+    assert alarmed(stream[0], skip(2, training_loss=nan)) == [False, True]
 
 
 def test_nothing_logged_is_nothing_known():
@@ -279,16 +273,14 @@ def test_a_jump_that_stays_is_under_way_and_one_that_falls_back_is_recovering():
         if shape == "stays":
             assert told.keys() == {"healthy", TOO_EARLY, UNDER_WAY}
             assert told[UNDER_WAY][0] == 213  # the eleventh record of the alarm
-            assert (
-                "the median of the last 5 is 5" in detector.reason
-            )  # forty records later, by the climb
+            # Forty records later, by the climb.
+            assert "the median of the last 5 is 5" in detector.reason
         else:
             step, reason = told["recovering spike"]
             assert 0.7 < up[step - 1] < 1.5
             assert reason.startswith("recovering spike: training loss 3.")
-            assert reason.endswith(
-                "keep the checkpoints from before step 201 until the loss is back"
-            )
+            to_do = "keep the checkpoints from before step 201 until the loss is back"
+            assert reason.endswith(to_do)
             assert detector.verdict == "healthy"
 
 
@@ -308,23 +300,17 @@ def test_a_loss_far_above_the_spikes_that_come_back_is_lost_at_once(ratio):
             "roll back to a checkpoint before step 61 and leave out the data after it"
         )
     detector = CalibratedDetector()
-    back = [
-        detector.update(record).verdict for record in records(np.array([*losses, 2.0, 2.0, 2.0]))
-    ]
+    back = [detector.update(record).verdict for record in records([*losses, 2.0, 2.0, 2.0])]
     assert "recovering spike" in back, "also of what was lost"
 
 
 def test_evidence_that_is_not_of_the_losses_is_a_failure_at_once_and_stays_one():
     # The updates show it first, and a jump of the loss leads later.
     stream = [
-        Record(
-            step=step,
-            training_loss=2.0 + 3 * (step >= 105),
-            learning_rate=1e-3,
-            update_norm=1.0 + 9999 * (step >= 100),
-        )
+        Record(step=step, training_loss=2.0 + 3 * (step >= 105), learning_rate=1e-3,
+               update_norm=1.0 + 9999 * (step >= 100))
         for step in range(110)
-    ]
+    ]  # fmt: skip
     detector = CalibratedDetector()
     verdicts = [detector.update(record).verdict for record in stream]
     assert set(verdicts) == {"healthy", UNDER_WAY}
@@ -353,13 +339,9 @@ def test_a_return_to_a_known_rate_is_a_restart_of_the_schedule(to, restarts):
         rate = 1e-3 * (1 + np.cos(np.pi * min(step, 99) / 99)) / 2 + 1e-4
         high = step >= 100
         detector.update(
-            Record(
-                step=step,
-                training_loss=2.0,
-                learning_rate=to if high else rate,
-                gradient_norm=(4.0 if high else 1.0) * (1 + 0.01 * (step % 2)),
-            )
-        )
+            Record(step=step, training_loss=2.0, learning_rate=to if high else rate,
+                   gradient_norm=(4.0 if high else 1.0) * (1 + 0.01 * (step % 2)))
+        )  # fmt: skip
     assert ("gradient_norm" not in detector.unusual) == restarts
 
 
@@ -376,10 +358,7 @@ def test_why_an_alarm_ended_is_told_from_the_record_on_at_which_it_did():
     stays = [2.0] * 60 + [614.0] * 60
     stays_up = "the new level has become usual, the loss is still 614 where 2 was usual before"
     back = [2.0] * 60 + [6.0] * 5 + [2.0] * 10
-    for losses, why in (
-        (back, "the loss came back to 2"),
-        (stays, stays_up),
-    ):
+    for losses, why in ((back, "the loss came back to 2"), (stays, stays_up)):
         detector, was = CalibratedDetector(FLOORS_WITHOUT_CLIMB), False
         for record in records(losses):
             before = detector.ended
@@ -391,12 +370,9 @@ def test_why_an_alarm_ended_is_told_from_the_record_on_at_which_it_did():
         assert detector.ended == why
     # From thousands to hundreds is no way back to 2.
     detector = CalibratedDetector(FLOORS_WITHOUT_CLIMB)
-    for record in records([2.0] * 60 + [9000.0] * 6 + [614.0] * 40):
-        detector.update(record)
+    scores(records([2.0] * 60 + [9000.0] * 6 + [614.0] * 40), detector)
     assert detector.ended.endswith("the loss is still 614 where 2 was usual before")
-    detector = CalibratedDetector()
-    for record in records(stays[:70]):
-        detector.update(record)
+    scores(records(stays[:70]), detector := CalibratedDetector())
     detector.update(Record(step=71, training_loss=614.0, planned_events=("data_mixture",)))
     assert detector.ended == "a change was announced"
     for value, why in ((nan, ""), (2.0, "all values are numbers again"), (nan, "")):
@@ -406,13 +382,9 @@ def test_why_an_alarm_ended_is_told_from_the_record_on_at_which_it_did():
 def test_an_alarm_stays_open_until_the_loss_is_back_or_its_level_is_usual():
     losses = [2.0] * 60 + [4.0] * 3 + [3.3] * 2
     thresholds = replace(FLOORS_WITHOUT_CLIMB, alone={"loss_jump": 30.0}, together={})
-    detector = CalibratedDetector(thresholds)
-    for record in records(losses):
-        detector.update(record)
-    # One collapse is one alarm: it is open until the loss is back, or its level is usual.
+    scores(records(losses), detector := CalibratedDetector(thresholds))
     assert (detector.score, detector.ended) == (KEPT_OPEN, "")
-    for record in records([3.3] * 60):
-        detector.update(record)
+    scores(records([3.3] * 60), detector)
     assert not detector.alarm
     assert detector.ended == (
         "the new level has become usual, the loss is still 3.3 where 2 was usual before"
@@ -458,6 +430,14 @@ def test_since_of_a_log_that_skips_steps_is_the_first_of_one_or_two_records(heig
     assert ("the last 2 records at least" in last_words(*stream)) == (heights == [0.5, 0.5])
 
 
+def test_since_of_an_evaluation_is_the_first_that_rose():
+    detector = CalibratedDetector(replace(FLOORS, alone={"validation_rise": 4.5}))
+    for step in range(0, 220, 10):
+        loss = 2.0 + 0.01 * (step // 10 % 2) + (step >= 200)
+        detector.update(Record(step=step, training_loss=2.0, validation_loss=loss))
+    assert since_of(detector.reason) == detector.since == 200
+
+
 @pytest.mark.parametrize(
     ("runaway", "evaluation", "step"), [(1.3, 3.04, 48), (1.0, 3.04, None), (1.3, 1.90, None)]
 )
@@ -467,14 +447,10 @@ def test_one_evaluation_alarms_at_once_beside_a_growing_rate_and_neither_alone(
     """As on an H100: the training loss is far below what is usual, so it tells nothing yet."""
     evaluations = {8: 6.7, 16: 4.32, 24: 2.79, 32: 2.19, 40: 1.94, 48: evaluation}
     stream = [
-        Record(
-            step=n,
-            training_loss=1.9 + 10 * 0.9**n,
-            validation_loss=evaluations.get(n),
-            learning_rate=1e-5 * min(1.0, n / 20) * runaway ** max(0, n - 39),
-        )
+        Record(step=n, training_loss=1.9 + 10 * 0.9**n, validation_loss=evaluations.get(n),
+               learning_rate=1e-5 * min(1.0, n / 20) * runaway ** max(0, n - 39))
         for n in range(1, 56)
-    ]
+    ]  # fmt: skip
     assert first_alarm(stream) == step
     told = "validation loss 3.04, lowest 1.94, since step 48; and learning rate 0.000106, its "
     assert (told in last_words(*stream[:step])) == (step is not None)
@@ -486,25 +462,24 @@ def test_since_of_what_is_smoothed_is_the_first_value_of_the_stretch_that_is_unu
     norms[95] = 2.0
     norms[100:] = [2.0] * 20
     detector = CalibratedDetector(replace(FLOORS, alone={"gradient_norm": 3.0}))
-    for record in records([2.0] * 112, norms[:112]):
-        detector.update(record)
+    scores(records([2.0] * 112, norms[:112]), detector)
     assert since_of(detector.reason) == detector.since == 101
 
 
 def test_since_begins_anew_with_other_workers():
     """What is said of three workers has not been so since there were four."""
     detector, since = CalibratedDetector(), []
-    for begin, workers in ((0, 4), (100, 3)):
+    for begin, workers, odd in ((0, 4, -0.9), (100, 3, -0.9), (160, 3, 0.9)):
         for step in range(begin, begin + 60):
-            cosines = (-0.9,) + (0.9,) * (workers - 1)
+            cosines = (odd,) + (0.9,) * (workers - 1)
             norms = (1.0,) * workers
             detector.update(
                 Record(step=step, gradient_norm=0.6, worker_gradient_norms=norms,
                        worker_gradient_cosines=cosines)
             )  # fmt: skip
-        assert detector.alarm
-        since.append(since_of(detector.reason))
-    assert since == [0, 100]
+        assert detector.alarm == (odd < 0)
+        since += [since_of(detector.reason)] if detector.alarm else []
+    assert (since, detector.ended) == ([0, 100], "no longer unusual: gradients")
 
 
 def test_one_batch_that_is_better_by_chance_is_no_recovery():
@@ -513,6 +488,16 @@ def test_one_batch_that_is_better_by_chance_is_no_recovery():
     detector = CalibratedDetector()
     verdicts = {detector.update(record).verdict for record in records(losses)}
     assert verdicts == {"healthy", TOO_EARLY, UNDER_WAY}
+
+
+def test_gradients_alone_are_no_recovering_spike():
+    """Only where somebody's own thresholds let them alarm alone."""
+    detector = CalibratedDetector(replace(FLOORS, alone={"gradient_norm": 1.0}))
+    losses = np.where(np.arange(130) < 100, 2.0, 2.03)
+    losses[103:] = 2.0
+    norms = np.where(np.arange(130) < 100, 1.0, 50.0)
+    verdicts = {detector.update(record).verdict for record in records(losses, norms)}
+    assert verdicts == {"healthy", UNDER_WAY}
 
 
 def test_hardware_alone_never_alarms_and_is_told_beside_a_loss():

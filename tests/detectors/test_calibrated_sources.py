@@ -279,13 +279,10 @@ def gradient_records(rng, workers, number, *, turned=None):
         others = (vectors.sum(axis=0) - vectors) / (workers - 1)
         cosines.append(np.sum(vectors * others, axis=1) / lengths / np.linalg.norm(others, axis=1))
         records.append(
-            Record(
-                step=step,
-                gradient_norm=float(np.linalg.norm(mean)),
-                worker_gradient_norms=tuple(lengths.tolist()),
-                worker_gradient_cosines=tuple(to_mean.tolist()),
-            )
-        )
+            Record(step=step, gradient_norm=float(np.linalg.norm(mean)),
+                   worker_gradient_norms=tuple(lengths.tolist()),
+                   worker_gradient_cosines=tuple(to_mean.tolist()))
+        )  # fmt: skip
     return records, np.array(cosines)
 
 
@@ -305,6 +302,20 @@ def test_opposed_worker_is_the_true_cosine_to_the_mean_of_the_others(workers, se
     # Of two, each opposes the other.
     worst = int(np.argmin(levels)) if workers > 2 else int(source.words("opposed_worker")[17])
     assert f"cosine of worker {worst}'s gradient to" in source.words("opposed_worker")
+    more, _ = gradient_records(np.random.default_rng(seed), workers + 1, 20)
+    for n, record in enumerate(more, start=1):  # with another number it begins anew
+        source.update(record)
+        assert ("opposed_worker" in source.statistics) == (n > 10)
+
+
+@pytest.mark.parametrize("cosines", [None, (0.5, 0.5), (0.5, float("nan"), 0.5)])
+def test_without_a_cosine_for_each_worker_nothing_is_said_of_directions(cosines):
+    source = Gradients()
+    for step in range(30):
+        source.update(Record(step=step, gradient_norm=1.0, worker_gradient_norms=(1.0, 2.0, 3.0),
+                             worker_gradient_cosines=cosines))  # fmt: skip
+    assert "opposed_worker" not in source.statistics
+    assert "worker_norm" in source.statistics
 
 
 def test_gradients_against_plain_arithmetic():
@@ -361,6 +372,7 @@ def test_hardware_events_against_plain_arithmetic():
     for n, count in enumerate(counts.tolist(), start=1):
         ours = HardwareEvent(float(n), "application_xid_13")
         source.update(Record(step=n, events=(HardwareEvent(float(n), "ecc"),) * count + (ours,)))
+        source.update(Record(step=n))  # says nothing of the hardware
         if n < 100:
             assert not source.statistics
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import chain
 from math import inf, nan
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric._util.strict_json import encode
-from rmetric.cli.calibrate import _may_be_healthy
+from rmetric.cli.main import main
 from rmetric.detectors.calibrated import (
     CalibratedDetector,
     Thresholds,
@@ -22,10 +21,10 @@ from rmetric.detectors.calibrated import (
     read_thresholds,
     thresholds_to_json,
 )
-from rmetric.detectors.calibrated.calibration import FLOORS, NotHealthy, calibrate
-from rmetric.detectors.calibrated.thresholds import sources
-from rmetric.readers.archive import read_runs
+from rmetric.detectors.calibrated.calibration import FLOORS, MARGIN, NotHealthy, calibrate
+from rmetric.detectors.calibrated.thresholds import DEFAULT, sources
 from rmetric.records import HardwareEvent, Record, Run
+from tests.detectors.calibrated_streams import records, scores
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "studies/fault_lab/data"
@@ -99,10 +98,8 @@ def test_null_is_never_and_what_is_absent_too(tmp_path):
     content = {"alone": {"loss_jump": None}, "together": {}, "full_scale": {}}
     thresholds = read_thresholds(written(tmp_path / "t.json", content))
     assert thresholds.alone == {"loss_jump": inf}
-    detector = CalibratedDetector(thresholds)
-    for step in range(100):
-        detector.update(Record(step=step, training_loss=2.0 if step < 60 else 90.0))
-        assert not detector.alarm
+    stream = records([2.0] * 60 + [90.0] * 40)
+    assert not any(x > 1 for x in scores(stream, CalibratedDetector(thresholds)))
 
 
 def test_the_shipped_thresholds_are_the_floors_or_above():
@@ -118,11 +115,10 @@ def test_the_shipped_thresholds_are_the_floors_or_above():
 
 
 @pytest.mark.slow
-def test_the_shipped_thresholds_come_from_the_laboratorys_open_parts():
-    parts = [LAB / "calibration.tar.xz", LAB / "development.tar.xz"]
-    runs = (run for run in chain.from_iterable(map(read_runs, parts)) if _may_be_healthy(run))
-    made, shipped = calibrate(runs, budget=0.01), default_thresholds()
-    assert thresholds_to_json(made) == thresholds_to_json(shipped)
+def test_the_shipped_thresholds_are_what_the_command_makes_of_the_laboratorys_open_parts(tmp_path):
+    parts = [str(LAB / f"{part}.tar.xz") for part in ("calibration", "development")]
+    assert main(["calibrate", *parts, "--budget", "0.01", "--out", str(tmp_path / "t.json")]) == 0
+    assert (tmp_path / "t.json").read_bytes() == DEFAULT.read_bytes()
 
 
 # Calibration
@@ -142,26 +138,19 @@ def runs_of(seed: int, number: int, *, noise: float = 0.3, steps: int = 90) -> l
             norms = rough[step, :4] * (1 + 3 * (n % 5 == 0))
             records.append(
                 Record(
-                    step=step + 1,
-                    training_loss=2 + 0.1 * float(rough[step, 4]) + up,
-                    probe_loss=2 + up / 2,
-                    gradient_norm=float(rough[step, 5]) * (1 + 4 * up),
-                    worker_gradient_norms=tuple(norms.tolist()),
+                    step=step + 1, training_loss=2 + 0.1 * float(rough[step, 4]) + up,
+                    probe_loss=2 + up / 2, gradient_norm=float(rough[step, 5]) * (1 + 4 * up),
+                    worker_gradient_norms=tuple(norms.tolist()), learning_rate=1e-3,
                     update_norm=float(rough[step, 4]) * (1 + up),
-                    learning_rate=1e-3,
                     events=(HardwareEvent(0.0, "ecc"),) * (step == at),
                 )
-            )
+            )  # fmt: skip
         runs.append(Run(id=f"run{n:02}", records=records))
     return runs
 
 
 def num_alarmed(runs: list[Run], thresholds: Thresholds) -> int:
-    number = 0
-    for run in runs:
-        detector = CalibratedDetector(thresholds)
-        number += max(detector.update(record).alarm for record in run.records)
-    return number
+    return sum(any(x > 1 for x in scores(r.records, CalibratedDetector(thresholds))) for r in runs)
 
 
 @settings(max_examples=8)
@@ -175,6 +164,23 @@ def test_the_runs_that_it_was_made_of_alarm_within_the_budget(seed, number, budg
         least = getattr(FLOORS, part)
         assert all(x >= least[name] for name, x in getattr(thresholds, part).items())
     assert thresholds.provenance["runs"] == number
+
+
+def test_rough_runs_raise_what_they_go_beyond_and_nothing_alone_else():
+    runs = runs_of(1, 12)
+    assert num_alarmed(runs, FLOORS) > 3
+    thresholds = calibrate(runs, 0.0)
+    most = thresholds.provenance["most_in_the_others"]
+    raised = {name for name, x in thresholds.alone.items() if x > FLOORS.alone[name]}
+    assert raised
+    for name, x in thresholds.alone.items():
+        if name in raised:
+            assert x == pytest.approx(MARGIN * most[name], abs=0.012)
+        else:
+            assert MARGIN * most[name] <= x + 1e-3
+    factors = {thresholds.together[n] / x for n, x in FLOORS.together.items()}
+    assert min(factors) > 1
+    assert max(factors) < 1.02 * min(factors)  # pairs are raised as a whole
 
 
 def test_quiet_runs_leave_the_floors_as_they_are():
@@ -203,6 +209,12 @@ def test_a_larger_budget_never_raises_a_threshold():
 def test_the_order_of_the_runs_does_not_matter():
     runs = runs_of(4, 10)
     assert calibrate(runs, 0.2) == calibrate(iter(runs[::-1]), 0.2)
+
+
+def test_a_budget_of_29_per_cent_gives_up_29_of_100():
+    loud = [Record(step=s, training_loss=2.0 if s < 40 else 9.0) for s in range(60)]
+    runs = [Run(id=f"{n:03}", records=loud) for n in range(100)]
+    assert len(calibrate(runs, 0.29).provenance["given_up"]) == 29
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.0, nan, inf])

@@ -21,16 +21,12 @@ from rmetric.detectors import (
 )
 from rmetric.detectors.contract import FollowedLoss
 from rmetric.records import Record
+from tests.detectors.calibrated_streams import records, scores
 
 FOLLOWING = [
-    LossEwma,
-    LossCusum,
-    PageHinkley,
-    BayesianChangePoint,
-    OnlineIsolationForest,
-    LightningSpike,
+    LossEwma, LossCusum, PageHinkley, BayesianChangePoint, OnlineIsolationForest, LightningSpike,
     LlmFoundrySpike,
-]
+]  # fmt: skip
 EVERY = pytest.mark.parametrize("kind", FOLLOWING)
 
 
@@ -41,27 +37,19 @@ def every_but(*kinds):
 LOSSES = st.lists(st.floats(0.5, 9).map(lambda x: round(x, 2)), max_size=50)
 
 
-def records_of(values: list[float]) -> list[Record]:
-    return [Record(step=i, training_loss=x) for i, x in enumerate(values, start=1)]
-
-
 def falling(length: int, seed: int = 0, noise: float = 0.05) -> list[float]:
     draw = np.random.default_rng(seed).normal(size=length)
     return [2 + 3 / (1 + i / 30) + noise * float(x) for i, x in enumerate(draw)]
 
 
-def scores(detector, values: list[float]) -> list[float]:
-    return [detector.update(record).score for record in records_of(values)]
-
-
 def alarms(detector, values: list[float]) -> list[int]:
     """The places of the alarms."""
-    return [i for i, r in enumerate(records_of(values)) if detector.update(r).alarm]
+    return [i for i, r in enumerate(records(values)) if detector.update(r).alarm]
 
 
 @given(LOSSES)
 def test_the_smoothed_loss_is_held_against_limits_as_numpy_has_them(values):
-    found = scores(LossEwma(window=12, least=4), values)
+    found = scores(records(values), LossEwma(window=12, least=4))
     level = nan
     for i, x in enumerate(np.log(values)):
         level = x if i == 0 else 0.2 * x + 0.8 * level
@@ -75,7 +63,7 @@ def test_the_smoothed_loss_is_held_against_limits_as_numpy_has_them(values):
 
 @given(LOSSES)
 def test_the_sum_is_that_of_numpy_and_starts_again_after_an_alarm(values):
-    found, total = scores(LossCusum(window=12, least=4), values), 0.0
+    found, total = scores(records(values), LossCusum(window=12, least=4)), 0.0
     for i, x in enumerate(np.log(values)):
         past = np.log(values[max(0, i - 12) : i])
         if len(past) < 4:
@@ -97,7 +85,7 @@ def test_the_sum_is_that_of_numpy_and_starts_again_after_an_alarm(values):
 def test_page_hinkley_is_that_of_river(values, limit):
     drift = pytest.importorskip("river.drift", reason="river is not installed: pip install river")
     ours, theirs = PageHinkley(limit=limit), drift.PageHinkley(mode="up", threshold=limit)
-    for record in records_of(values):
+    for record in records(values):
         theirs.update(record.training_loss)
         ours.update(record)
         if ours.score == pytest.approx(limit, rel=1e-9):
@@ -110,7 +98,7 @@ def test_page_hinkley_is_that_of_river(values, limit):
 @given(st.integers(0, 99), st.integers(5, 60))
 def test_the_probabilities_of_the_stretches_are_those_of_the_plain_recursion(seed, jump):
     values = [x + (i >= jump) for i, x in enumerate(falling(60, seed, noise=0.2))]
-    found = scores(BayesianChangePoint(least=5, recent=6), values)
+    found = scores(records(values), BayesianChangePoint(least=5, recent=6))
     expected = plain_change_point(values, least=5, recent=6)
     assert found == pytest.approx(expected, abs=1e-9, nan_ok=True)
 
@@ -166,7 +154,7 @@ def test_a_loss_that_explodes_alarms_at_once_or_after_the_patience_it_has(kind):
 @pytest.mark.parametrize("unit", [1 / 64, 32.0])
 def test_units_cancel_unless_the_rule_is_in_nats(kind, unit):
     values = [x + (i > 200) for i, x in enumerate(falling(260, noise=0.3))]
-    plain, scaled = scores(kind(), values), scores(kind(), [unit * x for x in values])
+    plain, scaled = (scores(records([u * x for x in values]), kind()) for u in (1.0, unit))
     assert scaled == pytest.approx(plain, rel=1e-6, abs=1e-6, nan_ok=True)
 
 

@@ -35,14 +35,6 @@ FEW = settings(max_examples=6, deadline=None)
 LONG = settings(max_examples=3, deadline=None)
 
 
-#: Modules of `detectors.__all__` whose classes take no numbers.
-NO_NUMBERS = {
-    "rmetric.detectors.contract", "rmetric.detectors.registry",
-    "rmetric.detectors.calibrated.detector", "rmetric.detectors.calibrated.r_metric",
-    "rmetric.detectors.calibrated.thresholds",
-}  # fmt: skip
-
-
 def run_of(records: list[Record]) -> Run:
     return Run(id="a run", records=records)
 
@@ -199,19 +191,14 @@ def training(seed: int, length: int = 330) -> list[Record]:
         norm = float(np.exp(0.3 * b + (2.0 if 150 < i < 160 else 0.0)))
         records.append(
             Record(
-                step=i + 1,
-                time=float(i),
-                training_loss=nan if i in (77, 240) else loss,
-                validation_loss=loss + 0.1 if i % 10 == 9 else None,
-                gradient_norm=inf if i == 77 else norm,
+                step=i + 1, time=float(i), training_loss=nan if i in (77, 240) else loss,
+                validation_loss=loss + 0.1 if i % 10 == 9 else None, probe_loss=loss,
+                gradient_norm=inf if i == 77 else norm, update_norm=norm, learning_rate=1e-3,
                 worker_gradient_norms=tuple(norm * (1 + 0.1 * w) for w in workers),
-                learning_rate=1e-3,
-                update_norm=norm,
-                probe_loss=loss,
                 worker_gradient_cosines=(0.9,) * len(workers),
                 events=(HardwareEvent(float(i), "ecc"),) * (i % 40 == 0),
             )
-        )
+        )  # fmt: skip
     return records
 
 
@@ -226,12 +213,11 @@ def test_an_empty_run_has_no_alert(name):
 @FEW
 @given(records=streams(WILD, mixed=True))
 def test_a_record_with_nothing_logged_leaves_a_detector_as_it_was(name, records):
-    silent = [
-        record
-        for r in records
-        for record in (r, Record(step=r.step))  # every record, then nothing at the same step
-    ]
-    assert same(trace(name, run_of(records)), _every_other(trace(name, run_of(silent))))
+    # Every record, then nothing at the same step.
+    silent = trace(name, run_of([one for r in records for one in (r, Record(step=r.step))]))
+    assert np.array_equal(silent.scores[::2], silent.scores[1::2], equal_nan=True)
+    halved = replace(silent, scores=silent.scores[::2], alarms=silent.alarms[::2])
+    assert same(trace(name, run_of(records)), halved)
 
 
 @EVERY
@@ -249,25 +235,37 @@ def test_each_run_has_its_own_chance():
     assert not same(first, second)
 
 
-def _every_other(seen):
-    assert np.array_equal(seen.scores[::2], seen.scores[1::2], equal_nan=True)
-    return type(seen)(
-        detector=seen.detector,
-        run_id=seen.run_id,
-        steps=seen.steps[::2],
-        scores=seen.scores[::2],
-        alarms=seen.alarms[::2],
-    )
+#: All numbers that a class takes.
+SETTINGS = [
+    (name, setting, value)
+    for name in detectors.__all__
+    if isinstance(kind := getattr(detectors, name), type)
+    for setting, parameter in inspect.signature(kind).parameters.items()
+    if type(parameter.default) in (int, float)
+    for value in (nan, -1)
+]
 
 
-@pytest.mark.parametrize("name", detectors.__all__)
-@pytest.mark.parametrize("value", [nan, -1])
-def test_settings_out_of_range_are_refused_by_name(name, value):
-    kind = getattr(detectors, name)
-    if not isinstance(kind, type) or kind.__module__ in NO_NUMBERS:
-        return
-    drawn = {"generator": np.random.default_rng(0)} if kind is detectors.Random else {}
-    # A window is at least as long as what is needed of it, which names that.
-    for setting in inspect.signature(kind).parameters.keys() - {"window", "generator"}:
-        with pytest.raises(ValueError, match=f"{setting} is {value}"):
-            kind(**drawn, **{setting: value})
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        *SETTINGS,
+        ("LossRise", "times", 0), ("LossSlope", "window", 2), ("LossZScore", "least", 21),
+        ("GradientNorm", "factor", 1.0), ("GradientNorm", "least", 21),
+        ("RobustGradientNorm", "threshold", 0), ("RobustGradientNorm", "least", 101),
+        ("WorkerDispersion", "threshold", inf), ("WorkerDispersion", "least", 1),
+        ("LossEwma", "smoothing", 0), ("LossEwma", "least", 101), ("LossCusum", "limit", 0),
+        ("PageHinkley", "least", 0), ("PageHinkley", "slack", inf), ("PageHinkley", "limit", 0),
+        ("PageHinkley", "forgetting", 1.5), ("BayesianChangePoint", "hazard", 1),
+        ("BayesianChangePoint", "recent", 0), ("OnlineIsolationForest", "threshold", 1.0),
+        ("OnlineIsolationForest", "least", 2), ("LightningSpike", "factor", 0),
+        ("LightningSpike", "window", 0), ("LlmFoundrySpike", "factor", 1.0),
+        ("LlmFoundrySpike", "window", 0), ("Random", "probability", 1.5),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused_by_name(name, setting, value):
+    drawn = {"generator": np.random.default_rng(0)} if name == "Random" else {}
+    # A window that is no count may be named by what must fit into it.
+    found = f"{setting} is" if setting != "window" or value >= 0 else "window (is|of)"
+    with pytest.raises(ValueError, match=f"{found} {value}"):
+        getattr(detectors, name)(**drawn, **{setting: value})

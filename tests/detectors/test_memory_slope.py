@@ -96,12 +96,8 @@ def test_the_words():
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    level=st.floats(1, 60),
-    noise=st.floats(0, 0.3),
-    every=st.sampled_from([1, 10, 50]),
-)
+@given(seed=st.integers(0, 2**32 - 1), level=st.floats(1, 60), noise=st.floats(0, 0.3),
+       every=st.sampled_from([1, 10, 50]))  # fmt: skip
 def test_noise_around_a_level_is_no_leak(seed, level, noise, every):
     def course(step, rng):
         return level * (1 + noise * rng.standard_normal())
@@ -110,12 +106,8 @@ def test_noise_around_a_level_is_no_leak(seed, level, noise, every):
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    rate=st.floats(0.005, 0.1),
-    begin=st.integers(0, 600),
-    every=st.sampled_from([1, 10, 25]),
-)
+@given(seed=st.integers(0, 2**32 - 1), rate=st.floats(0.005, 0.1), begin=st.integers(0, 600),
+       every=st.sampled_from([1, 10, 25]))  # fmt: skip
 def test_a_steady_rise_is_a_leak(seed, rate, begin, every):
     def course(step, rng):
         return 20 + rate * max(0, step - begin) + 0.1 * rng.random()

@@ -15,16 +15,17 @@ from rmetric.detectors import OnlineIsolationForest, RobustGradientNorm, WorkerD
 from rmetric.detectors.online_isolation_forest import mean_depth, usual_depth
 from rmetric.detectors.rolling_baseline import RobustBaseline, RollingBaseline, plain_mean
 from rmetric.records import Record
+from tests.detectors.calibrated_streams import records, scores
 
 NORMS = st.lists(st.floats(0.01, 50).map(lambda x: round(x, 2)), max_size=40)
 
 
 @given(NORMS)
 def test_the_norm_is_held_against_scipys_median_deviation(norms):
-    norms = [max(norm, 0.01) for norm in norms]
     detector = RobustGradientNorm(window=9, least=3)
     for i, norm in enumerate(norms):
         score = detector.update(Record(step=i, gradient_norm=norm)).score
+        detector.update(Record(step=i, gradient_norm=0.0))  # is left out
         past = np.log(norms[max(0, i - 9) : i])
         if len(past) < 3:
             assert isnan(score)
@@ -38,6 +39,9 @@ def test_the_workers_are_held_against_their_own_past(rows):
     detector, dispersions = WorkerDispersion(window=8, least=3), []
     for i, row in enumerate(rows):
         score = detector.update(Record(step=i, worker_gradient_norms=row)).score
+        for silent in ((), (1.0,), (0.0, 0.0), (-1.0, -1.1)):  # nothing of dispersion
+            detector.update(Record(step=i, worker_gradient_norms=silent))
+        assert repr(detector.score) == repr(score)
         past = np.array(dispersions[-8:])
         dispersions.append(np.std(row) / np.mean(row))
         if len(past) < 3:
@@ -45,6 +49,8 @@ def test_the_workers_are_held_against_their_own_past(rows):
         elif (mad := stats.median_abs_deviation(past)) > 1e-6:
             expected = (dispersions[-1] - np.median(past)) / (1.4826 * mad)
             assert score == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    detector.update(Record(step=99, worker_gradient_norms=(1.0, float("nan"))))
+    assert detector.reason.startswith("a worker's gradient norm is not finite: ")
 
 
 @given(st.lists(st.integers(-9, 9), min_size=3, max_size=40), st.integers(3, 8))
@@ -89,8 +95,8 @@ def test_an_outlier_scores_as_in_sklearn():
     values = [*(2 + rng.normal(size=199) / 10).tolist(), 3.2]
     forest = IsolationForest(n_estimators=300, random_state=0).fit([[x] for x in values])
     detector = OnlineIsolationForest()
-    for step, value in enumerate(values):
-        detector.update(Record(step=step, training_loss=value))
+    scores(records(values), detector)
     theirs = -forest.score_samples([[values[-1]]])[0]
     assert detector.score == pytest.approx(theirs, abs=0.03)
     assert detector.alarm
+    assert detector.update(Record(step=201, training_loss=-50.0)).score == 0  # below the median

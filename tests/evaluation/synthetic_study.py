@@ -53,14 +53,9 @@ def _record(rng: np.random.Generator, step: int, fails: bool) -> Record:
     loss = 2 + 8 / step**0.5 + 0.01 * rng.normal() + (0.02 * (step - ONSET) if under_fault else 0)
     norms = (9.0 if under_fault else 1.0) + 0.05 * rng.normal(size=4)
     events = (HardwareEvent(5.0 * step - 1, "link_retry", 0),) if rng.random() < 0.2 else ()
-    return Record(
-        step=step,
-        time=5.0 * step,
-        validation_loss=float(loss),
-        gradient_norm=float(norms.mean()),
-        worker_gradient_norms=tuple(norms.tolist()),
-        events=events,
-    )
+    return Record(step=step, time=5.0 * step, validation_loss=float(loss), events=events,
+                  gradient_norm=float(norms.mean()),
+                  worker_gradient_norms=tuple(norms.tolist()))  # fmt: skip
 
 
 def _truth(architecture: str, fault: str, fails: bool) -> Truth:

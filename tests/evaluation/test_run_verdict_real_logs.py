@@ -27,13 +27,10 @@ def number(cell: str) -> float | None:
 def records(run: str) -> list[Record]:
     with open(LOGS / "parsed" / f"{run}.csv", newline="") as file:
         return [
-            Record(
-                step=int(float(row["step"])),
-                training_loss=number(row["train_loss"]),
-                validation_loss=number(row["eval_loss"]),
-            )
+            Record(step=int(float(row["step"])), training_loss=number(row["train_loss"]),
+                   validation_loss=number(row["eval_loss"]))
             for row in csv.DictReader(file)
-        ]
+        ]  # fmt: skip
 
 
 def test_a_language_model_that_learns_nothing_is_not_healthy():

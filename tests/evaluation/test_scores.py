@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan, nan
 
 import numpy as np
@@ -22,6 +23,7 @@ from rmetric.evaluation import (
 )
 from rmetric.evaluation.intervals import estimate
 from rmetric.evaluation.scores import precision
+from rmetric.records import Run, Truth
 from studies.paper.figures.threshold_curves import threshold_sweep
 from tests.evaluation.synthetic_study import make_runs
 
@@ -100,7 +102,7 @@ def test_the_sweep_is_what_each_threshold_alone_would_give(protocol):
     thresholds = [-1.0, 0.0, 0.3, 0.57, 0.9, 2.0]
     sweep = threshold_sweep(runs, traces, thresholds, protocol)
     for i, threshold in enumerate(thresholds):
-        cut = [_cut(trace, threshold) for trace in traces]
+        cut = [replace(trace, alarms=trace.scores > threshold) for trace in traces]
         alone = evaluate(runs, cut, protocol)
         for found, expected in (
             (sweep.hits[i], alone.hits),
@@ -112,11 +114,8 @@ def test_the_sweep_is_what_each_threshold_alone_would_give(protocol):
             assert found == pytest.approx(expected, nan_ok=True)
 
 
-def _cut(trace: Trace, threshold: float) -> Trace:
-    return Trace(
-        detector=trace.detector,
-        run_id=trace.run_id,
-        steps=trace.steps,
-        scores=trace.scores,
-        alarms=trace.scores > threshold,
-    )
+def test_a_score_that_is_not_there_is_above_no_threshold():
+    run = Run(id="r", records=[], truth=Truth(outcome="failed", failure_step=9))
+    silent = Trace(detector="d", run_id="r", steps=np.array([1, 2]), scores=np.array([nan, nan]),
+                   alarms=np.zeros(2, dtype=bool))  # fmt: skip
+    assert threshold_sweep([run], [silent], [-np.inf], "published").hits[0] == 0

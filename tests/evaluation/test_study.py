@@ -44,33 +44,32 @@ def metric_alone(study: Study) -> Analysis:
     return Analysis(study=study, traces=traces)
 
 
-def disagreements(study: Study) -> list[str]:
-    return metric_alone(study).disagreements
+def rewrite(where: Path, change) -> None:
+    """Change the entries of a log, or of all logs in a folder."""
+    for path in where.rglob("*.jsonl") if where.is_dir() else [where]:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in change(lines)))
 
 
-def rewrite(path: Path, change) -> None:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in change(lines)))
-
-
-def test_every_run_of_every_mode_is_read_and_nothing_said(folder):
+def test_every_run_of_every_mode_is_read_whole_and_nothing_said(folder):
     study = read_study(folder)
     assert study.num_logs == 60
-    assert {run.id for run in study.reference} == {run.id for run in make_runs()}
-    assert (study.missing, study.skipped) == ([], [])
-
-
-def test_the_records_and_the_truth_come_back_whole(folder):
     written = {run.id: run for run in make_runs()}
-    for run in read_study(folder).reference:
+    assert {run.id for run in study.reference} == written.keys()
+    assert (study.missing, study.skipped) == ([], [])
+    for run in study.reference:
         assert run.records == written[run.id].records
         assert run.truth == written[run.id].truth
 
 
-def test_a_difference_is_taken_on_the_shared_runs(folder):
+def test_a_mode_that_lacks_a_run_is_compared_on_those_it_shares(folder):
     min((folder / "logs_SIGMA_ONLY").iterdir()).unlink()
     study = read_study(folder)
     shared = [run for run in study.reference if run.id in {r.id for r in study.runs["SIGMA_ONLY"]}]
+    ours, theirs = study.paired("SIGMA_ONLY")
+    assert [study.reference[i] for i in ours] == shared
+    assert [study.runs["SIGMA_ONLY"][i].id for i in theirs] == [run.id for run in shared]
+    assert len(shared) == 14
     names = ("r_metric_sigma", "r_metric")
     alone = f1_difference(*(judge(shared, trace_all(n, shared), "causal_unlatched") for n in names))
     found = metric_alone(study).f1_difference("r_metric_sigma", "causal_unlatched")
@@ -92,9 +91,10 @@ def test_a_folder_without_logs_says_what_is_accepted(tmp_path):
         read_study(tmp_path)
 
 
-def test_a_detector_whose_mode_is_not_there_is_left_out(tmp_path):
+def test_a_mode_that_is_not_there_is_named_and_its_detector_left_out(tmp_path):
     write_study(tmp_path, make_runs()[:1], modes=("FULL_METRIC", "SIGMA_ONLY"))
     study = read_study(tmp_path)
+    assert study.missing == ["LAMBDA_ONLY", "DELTA_L_ONLY"]
     assert "r_metric_sigma" in Analysis.of(study).traces
     assert "r_metric_lambda" not in Analysis.of(study).traces
 
@@ -121,15 +121,11 @@ SPOILT = {
     "a binary file": (bytes(range(256)) * 8, "line 1"),
     "a step cost that is no number": (
         b'{"event":"EXPERIMENT_START","config":{"seconds_per_step":"five"}}\n'
-        b'{"event":"EXPERIMENT_SUCCESS"}\n',
-        "seconds_per_step",
-    ),
-    "an R that is no number": (
-        b'{"step":1,"event":"METRICS","r_metric":[1]}\n{"event":"EXPERIMENT_SUCCESS"}\n',
-        "r_metric",
-    ),
+        b'{"event":"EXPERIMENT_SUCCESS"}\n', "seconds_per_step"),
+    "an R that is no number": (b'{"step":1,"event":"METRICS","r_metric":[1]}\n'
+        b'{"event":"EXPERIMENT_SUCCESS"}\n', "r_metric"),
     "a failure without a step": (b'{"event":"EXPERIMENT_FAILURE"}\n', "at which step"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "says"), SPOILT.values(), ids=SPOILT.keys())
@@ -176,18 +172,15 @@ def test_the_threshold_that_a_log_states_counts_for_its_own_r(tmp_path):
         return lines
 
     write_study(tmp_path, modes=("FULL_METRIC",))
-    for path in tmp_path.rglob("*.jsonl"):
-        rewrite(path, deaf)
-    assert (
-        Analysis.of(read_study(tmp_path), OF_THE_METRIC).scores("r_metric", "published").hits == 0
-    )
+    rewrite(tmp_path, deaf)
+    analysis = Analysis.of(read_study(tmp_path), OF_THE_METRIC)
+    assert analysis.scores("r_metric", "published").hits == 0
 
 
 def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder, tmp_path_factory):
     bare = tmp_path_factory.mktemp("bare")
     write_study(bare)
-    for path in bare.rglob("*.jsonl"):
-        rewrite(path, stated_only)
+    rewrite(bare, stated_only)
     whole, stated = (Analysis.of(read_study(path), OF_THE_METRIC) for path in (folder, bare))
     assert stated.disagreements == []
     for name in whole.traces:
@@ -198,8 +191,7 @@ def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder, tmp_path_f
 
 def test_what_is_not_logged_is_undefined_and_not_nought(tmp_path):
     write_study(tmp_path, modes=("FULL_METRIC",))
-    for path in tmp_path.rglob("*.jsonl"):
-        rewrite(path, stated_only)
+    rewrite(tmp_path, stated_only)
     analysis = Analysis.of(read_study(tmp_path))
     for name in ("isolation_forest", "loss_rise", "gradient_norm", "r_metric_first_loss"):
         scores = analysis.scores(name, "published")
@@ -216,8 +208,7 @@ def test_the_settings_that_a_log_states_are_used(folder):
             entry.pop("alerts", None)
         return lines
 
-    for path in (folder / "logs_FULL_METRIC").iterdir():
-        rewrite(path, other)
+    rewrite(folder / "logs_FULL_METRIC", other)
     analysis = Analysis.of(read_study(folder), OF_THE_METRIC)
     assert analysis.scores("r_metric", "published").hits == 0
     assert analysis.weight_grids["published"].outcomes.hit.sum() == 0
@@ -241,7 +232,7 @@ def test_an_alert_may_be_the_step_of_the_first(folder, step_of):
     rewrite(log(folder), numbered)
     study = read_study(folder)
     assert study.skipped == []
-    assert len(disagreements(study)) == (step_of == "wrong")
+    assert len(metric_alone(study).disagreements) == (step_of == "wrong")
 
 
 @needs_authors_logs
@@ -289,6 +280,15 @@ def state_nothing(lines):
 )
 def test_what_a_log_states_of_r_and_is_not_so_is_named(folder, change, mode, named):
     rewrite(log(folder, mode), change)
-    found = disagreements(read_study(folder))
+    found = metric_alone(read_study(folder)).disagreements
     assert len(found) == bool(named)
     assert all(words in found[0] for words in named)
+
+
+@pytest.mark.slow
+def test_the_forests_are_the_same_in_any_number_of_processes():
+    runs = make_runs()[:4]
+    one, two = (trace_all("isolation_forest", runs, num_processes=n) for n in (1, 2))
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours.run_id == theirs.run_id
+        assert (ours.scores == theirs.scores).all()

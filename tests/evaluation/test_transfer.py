@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rmetric.evaluation import evaluate, judge
+from rmetric.evaluation.scores import f1
 from rmetric.evaluation.traces import Trace
 from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
 from rmetric.records import Run
@@ -50,6 +51,24 @@ def test_each_point_of_the_grid_is_the_metric_with_those_weights(runs, grids, we
     assert np.array_equal(found.hit, expected.hit)
     assert np.array_equal(found.false_alarm, expected.false_alarm)
     assert np.array_equal(found.lead_steps, expected.lead_steps, equal_nan=True)
+
+
+def test_no_weights_of_the_grid_beat_those_fitted(runs, grids):
+    grid = grids["causal"]
+    scores = f1(grid.outcomes, np.ones(len(runs)))
+    assert scores[grid.fit(np.ones(len(runs), dtype=bool))] == np.nanmax(scores)
+
+
+def test_among_equals_the_nearest_to_the_papers_weights_are_taken(grids):
+    grid = grids["published"]
+    nobody_failed = ~grid.outcomes.failed
+    # Nothing fails there, so no weights score above 0 and all that alarm are equal.
+    scores = f1(grid.outcomes.select(nobody_failed), np.ones(nobody_failed.sum()))
+    assert np.nanmax(scores) == 0
+    chosen = np.array(grid.weights(grid.fit(nobody_failed)))
+    equals = np.flatnonzero(scores == 0)
+    distances = ((grid.units[equals] / 20 - np.array(PAPER_WEIGHTS)) ** 2).sum(axis=1)
+    assert ((chosen - np.array(PAPER_WEIGHTS)) ** 2).sum() == pytest.approx(distances.min())
 
 
 def by_halves(runs, grid, fitted_on, tested_on, shift) -> list[tuple[Run, Trace]]:

@@ -72,6 +72,15 @@ def test_what_is_saved_is_what_was_at_hand_when_it_began(tmp_path, asynchronous)
     assert names(tmp_path) == ["step-3"]
 
 
+def test_what_writes_waits_for_no_gpu(tmp_path, monkeypatch):
+    asked = []
+    checkpoints = at(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *a: asked.append(a))
+    assert isinstance(saved(checkpoints, 1), SavedCheckpoint)
+    assert asked == []
+
+
 def test_a_torch_that_indexes_a_copy_of_the_metadata(tmp_path, monkeypatch):
     finish = FileSystemWriter.finish
 
@@ -112,18 +121,22 @@ def test_an_outcome_is_handed_out_once_and_one_save_runs_at_a_time(tmp_path):
     assert not checkpoints.in_flight
 
 
-def test_a_file_that_vanishes_before_it_is_read_back_makes_no_good_one(tmp_path):
-    checkpoints = at(tmp_path)
+def test_the_last_good_one_stays_until_another_is_good(tmp_path):
+    checkpoints = at(tmp_path, keep=1)
     saved(checkpoints, 1)
+    agreed = checkpoints._agreed
 
-    def agreed(save, metadata, agreed=checkpoints._agreed):
+    def a_file_vanishes(save, metadata):
         (save.part / "__0_0.distcp").unlink()
         return agreed(save, metadata)
 
-    checkpoints._agreed = agreed
-    failed = saved(checkpoints, 2)
-    assert "__0_0.distcp: written, but missing" in failed.problem
+    assert "nothing to save" in saved(checkpoints, 2, problem="nothing to save").problem
+    checkpoints._agreed = a_file_vanishes
+    assert "__0_0.distcp: written, but missing" in saved(checkpoints, 2).problem
     assert names(tmp_path) == ["step-1"]
+    checkpoints._agreed = agreed
+    assert isinstance(saved(checkpoints, 3), SavedCheckpoint)
+    assert names(tmp_path) == ["step-3"]
 
 
 def test_a_step_that_is_reached_again_takes_the_place_of_the_older_one(tmp_path):
@@ -196,9 +209,9 @@ def test_another_models_are_neither_cleared_nor_replaced(tmp_path):
         saved(other, step)
     assert names(tmp_path) == ["step-1", "step-2", "step-4"]
     (tmp_path / "step-4").rename(tmp_path / "other")
-    more = {**MODEL, "layers": 3, "vocabulary": 9}
+    more = {**MODEL, "layers": 3, "vocabulary": 9} | dict.fromkeys(("x", "y", "z", "zz"), 1)
     for fingerprint, words in (
-        (more, "layers is 2 there, 3 here; vocabulary is None there"),
+        (more, "layers is 2 there, 3 here; vocabulary is None .*; z is None .* and 1 more$"),
         ("llama", "'llama' here"),
     ):
         with pytest.raises(UnfitCheckpoint, match=words):
@@ -382,9 +395,8 @@ def full_disk_on_one(rank, folder, full):
 @pytest.mark.long
 @pytest.mark.parametrize("full", [0, 2])
 def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_harms_nothing(tmp_path, full):
-    for rank, (problem, left, step, own, third) in enumerate(
-        on_ranks(full_disk_on_one, tmp_path, full, ranks=3)
-    ):
+    found = on_ranks(full_disk_on_one, tmp_path, full, ranks=3)
+    for rank, (problem, left, step, own, third) in enumerate(found):
         assert f"rank {full}: " in problem
         assert "rank 1: " not in problem
         assert "GB are free" in problem

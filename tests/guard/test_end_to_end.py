@@ -85,6 +85,20 @@ class Guarded(Told):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("exception", "rank 1 failed with exit code 1"), ("hang", "no heartbeat for")],
+)
+def test_an_exception_or_a_hang_of_one_rank(tmp_path, kind, words):
+    options = ("--hang-seconds", "6" if kind == "hang" else "300")  # torchrun ends slowly
+    run = Guarded(tmp_path, "--steps=8", f"--inject={kind}@6:1", options=options).end()
+    assert (tmp_path / "injected" / f"{kind}@6:1.json").exists()
+    assert run.failures[0].startswith(words)
+    assert kind == "hang" or "InjectedError: injected at step 6" in run.failures[0]
+    run.losses_are_those_of_an_uninterrupted_run()
+
+
+@pytest.mark.slow
 def test_sigterm_in_the_middle_of_a_save(tmp_path):
     run = Guarded(tmp_path, "--steps=12", "--sleep=0.1")
 
@@ -141,14 +155,6 @@ def test_a_corrupted_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
     again.losses_are_those_of_an_uninterrupted_run()
 
 
-def say(folder, gpu, reason):
-    verdict = GpuVerdict(gpu=gpu, time=time.time(), level="fatal", action="drain",
-                         reasons=(reason,))  # fmt: skip
-    folder.telemetry.mkdir(exist_ok=True)
-    with open(folder.telemetry / "node.jsonl", "ab") as file:
-        file.write(verdict_line(verdict))
-
-
 @pytest.mark.slow
 def test_from_4_ranks_to_3_to_2_with_a_batch_that_3_do_not_divide(tmp_path):
     """A GPU falls off the bus by NVIDIA's own bindings, the next is condemned in the folder."""
@@ -163,7 +169,9 @@ def test_from_4_ranks_to_3_to_2_with_a_batch_that_3_do_not_divide(tmp_path):
     run.until(lambda: len(run.of("resumed")) == 2)
     resumed = run.of("resumed")[1]["step"]
     run.until_step(resumed + 4)
-    say(run.folder, 3, "new uncorrectable memory errors")
+    verdict = GpuVerdict(gpu=3, time=time.time(), level="fatal", action="drain", reasons=("new",))
+    run.folder.telemetry.mkdir(exist_ok=True)
+    (run.folder.telemetry / "node.jsonl").write_bytes(verdict_line(verdict))
     run.end()
     fatal = [line["words"] for line in run.of("verdict") if line["level"] == "fatal"]
     assert ["Xid 79" in words for words in fatal] == [True, False]

@@ -1,7 +1,6 @@
 """Files that fail, folders that were copied, links and odd JSON: the training goes on."""
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from rmetric.guard import checkpoint_dir
-from rmetric.guard.checkpoint_dir import MANIFEST_NAME, _seal, candidates
+from rmetric.guard.checkpoint_dir import MANIFEST_NAME, candidates
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
 from rmetric.guard.layout import Layout
@@ -23,7 +22,7 @@ from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, _error_fil
 from rmetric.guard.supervisor.supervise import Supervisor
 from rmetric.guard.trust import distrust
 from tests.guard.supervisor import ONE, program
-from tests.guard.test_trust import UNTOUCHED, planted
+from tests.guard.test_trust import UNTOUCHED, planted, save, seal_again
 
 
 def stale(*_arguments, **_more):
@@ -92,14 +91,33 @@ def test_heartbeats_that_cannot_be_listed_are_reported(tmp_path, monkeypatch):
     (words,) = folder.take_problems()
     assert words.startswith(f"{folder.heartbeats} is ignored: [Errno 116]")
     assert list(folder.beats()) == [0]
-    with monkeypatch.context() as broken:
-        broken.setattr(Path, "glob", stale)
-        assert folder.beats() == {}
 
 
-def test_trainer_checkpoints_that_cannot_be_listed_end_nothing(tmp_path, monkeypatch, caplog):
+def test_a_log_that_cannot_be_examined_has_its_last_size(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    log.write_text("a line")
+    tracker = HeartbeatTracker(Settings(quiet_seconds=5.0), ONE, log, 0.0)
+    assert tracker.look({}, 1.0) is None
+    monkeypatch.setattr(Path, "stat", stale)
+    assert tracker.look({}, 5.0) is None
+    assert "no output for 6 s" in tracker.look({}, 7.0).words
+
+
+def test_trainer_checkpoints_that_go_or_cannot_be_listed_end_nothing(tmp_path, monkeypatch, caplog):
     for step in (1, 2, 3):
         (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / checkpoint_dir.STATE_NAME).write_text("{}")
+    stat = Path.stat
+
+    def going(path, **more):
+        found = stat(path, **more)
+        if path.parent.name == "checkpoint-2":
+            path.unlink()
+        return found
+
+    with monkeypatch.context() as race:
+        race.setattr(Path, "stat", going)
+        assert {one.step for one in checkpoint_dir.checkpoints_in(tmp_path)} >= {1, 3}
     with monkeypatch.context() as broken:
         broken.setattr(Path, "iterdir", stale)
         checkpoint_dir.rotate(tmp_path, 1, None)
@@ -111,9 +129,8 @@ def test_a_heartbeat_that_cannot_be_read_for_a_moment_is_no_hang(tmp_path):
     folder = RunFolder(tmp_path)
     folder.beat(0, 3)
     beats, now = folder.beats(), 0.0
-    tracker = HeartbeatTracker(
-        Settings(start_seconds=5.0, hang_seconds=20.0), ONE, tmp_path / "log", now
-    )
+    limits = Settings(start_seconds=5.0, hang_seconds=20.0)
+    tracker = HeartbeatTracker(limits, ONE, tmp_path / "log", now)
     for now in (1.0, 10.0):
         assert tracker.look(beats, now) is None
     assert tracker.look({}, 11.0) is None
@@ -135,16 +152,13 @@ def test_a_file_system_without_locks_is_no_other_supervisor(tmp_path, monkeypatc
     "changed", [{"serial": "3"}, {"step": True}, {"request": None}, {"written": "now"}, None]
 )
 def test_a_manifest_of_other_types_is_a_problem_and_not_an_error(tmp_path, changed):
-    checkpoints = Checkpoints(tmp_path, fingerprint="m", asynchronous=False)
     for step in (1, 2):
-        checkpoints.begin(step, {"weights": torch.ones(2)})
-        assert checkpoints.wait(60.0).step == step
+        assert save(tmp_path, step=step).step == step
     path = tmp_path / "step-2" / MANIFEST_NAME
-    entry = json.loads(path.read_text())
-    del entry["sha256"]
-    entry |= changed or {}
-    text = json.dumps({**entry, "sha256": _seal(entry)})
-    path.write_text(text if changed else '{"about": ' + "[" * 100_000)
+    if changed:
+        seal_again(path.parent, **changed)
+    else:
+        path.write_text('{"about": ' + "[" * 100_000)
     good, (problem,) = candidates(tmp_path)
     assert [one.step for one in good] == [1]
     assert str(path) in problem

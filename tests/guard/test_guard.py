@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,6 +84,10 @@ def run(guard, steps, *, clock=None, seconds=1.0, at=lambda step: None):
         if guard.should_stop:
             return step
     return None
+
+
+def killed(at_step, name):
+    return lambda step: step == at_step and os.kill(os.getpid(), getattr(signal, name))
 
 
 # -- one process
@@ -188,9 +193,7 @@ def test_a_signal_is_heard(name):
     before = signal.getsignal(getattr(signal, name))
     saver = Saver()
     guard = Guard(saver, policy=PolicyConfig(interval_steps=100, least_gap=0.0), state=dict)
-    stopped = run(
-        guard, range(1, 20), at=lambda now: now == 5 and os.kill(os.getpid(), getattr(signal, name))
-    )
+    stopped = run(guard, range(1, 20), at=killed(5, name))
     assert saver.began == [5]
     assert stopped == (5 if name == "SIGTERM" else None)
     guard.close()
@@ -217,12 +220,7 @@ def test_after_a_signal_the_training_ends_in_time_even_if_it_cannot_be_saved(cap
     clock, saver = Clock(), Saver(fails=99)
     guard = a_guard(saver, clock=clock, grace_seconds=25.0, signals={signal.SIGUSR2: "stop"})
     with caplog.at_level(logging.ERROR, logger="rmetric"):
-        stopped = run(
-            guard,
-            range(1, 99),
-            clock=clock,
-            at=lambda now: now == 5 and os.kill(os.getpid(), signal.SIGUSR2),
-        )
+        stopped = run(guard, range(1, 99), clock=clock, at=killed(5, "SIGUSR2"))
     guard.close()
     assert saver.began == [5, 15], "tried, and tried again"
     assert stopped == 30
@@ -233,33 +231,17 @@ def verdict(level, gpu=3):
     return GpuVerdict(gpu=gpu, time=0.0, level=level, reasons=("row remap failed",))
 
 
-class Source:
+def source(verdicts):
     """Verdicts by a function, as a source of telemetry has them: judged when it is polled."""
-
-    problem = None
-
-    def __init__(self, verdicts):
-        self._verdicts, self._latest = verdicts, {}
-
-    def poll(self):
-        self._latest = {verdict.key: verdict for verdict in self._verdicts()}
-        return tuple(self._latest.values())
-
-    def verdicts(self):
-        return dict(self._latest)
-
-    def close(self):
-        pass
+    latest = {}
+    poll = lambda: latest.update({one.key: one for one in verdicts()})  # noqa: E731
+    return SimpleNamespace(poll=poll, verdicts=lambda: latest)
 
 
 def test_telemetry_asks_once_for_what_lasts_and_again_for_what_is_fatal():
     clock, saver, seen = Clock(), Saver(), {"level": "healthy"}
-    guard = a_guard(
-        saver,
-        interval=1000,
-        clock=clock,
-        telemetry=Source(lambda: [verdict("healthy", 1), verdict(seen["level"])]),
-    )
+    telemetry = source(lambda: [verdict("healthy", 1), verdict(seen["level"])])
+    guard = a_guard(saver, interval=1000, clock=clock, telemetry=telemetry)
     run(guard, range(1, 300), clock=clock)
     assert saver.began == []
     seen["level"] = "risk"
@@ -278,7 +260,7 @@ def test_telemetry_that_raises_is_said_once_and_asked_again(caplog):
 
     clock, saver = Clock(), Saver()
     with caplog.at_level(logging.ERROR, logger="rmetric"):
-        guard = a_guard(saver, interval=10, clock=clock, telemetry=Source(broken))
+        guard = a_guard(saver, interval=10, clock=clock, telemetry=source(broken))
         run(guard, range(1, 15), clock=clock)
     assert saver.began == [10, 12]
     assert caplog.text.count("the driver is gone") == 1
@@ -350,15 +332,29 @@ def test_a_request_answered_just_before_a_kill_is_noted_on_the_way_back(tmp_path
     if not writable:
         folder.answered_file.mkdir()  # as good as a full disk
     guard = Guard(
-        policy=PolicyConfig(interval_steps=100),
-        folder=folder,
-        fingerprint="m",
-        state=lambda: {"w": torch.ones(2)},
-        signals=NO_SIGNALS,
-    )
+        policy=PolicyConfig(interval_steps=100), folder=folder, fingerprint="m",
+        state=lambda: {"w": torch.ones(2)}, signals=NO_SIGNALS,
+    )  # fmt: skip
     assert guard.resume() == {"step": 5}
     assert folder.answered() == (3 if writable else 0)
     assert ("answer to request 3 cannot be written" in caplog.text) != writable
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [{}, {"TORCHELASTIC_USE_AGENT_STORE": "False"},  # by the variable that the warning names
+     {"TORCHELASTIC_MAX_RESTARTS": "0"}, {"WORLD_SIZE": "1"}],
+)  # fmt: skip
+def test_restarts_on_torchruns_own_store_are_named_where_the_guard_begins(
+    monkeypatch, caplog, harmless
+):
+    """They hang now and then, whoever trains: each rank may meet the addresses of dead ones."""
+    torchrun = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    for name, value in (torchrun | {"WORLD_SIZE": "2"} | harmless).items():
+        monkeypatch.setenv(name, value)
+    a_guard()
+    remedy = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and start it with --standalone"
+    assert [remedy in warning for warning in caplog.messages] == ([] if harmless else [True])
 
 
 # -- a training, several ranks

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +26,8 @@ from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.training_state import ModelState
 from rmetric.monitor import Monitor
+from tests.guard.test_suspect import a_guard
+from tests.telemetry.fake_nvml import build, environment_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
@@ -70,12 +74,8 @@ def test_an_alert_of_the_monitor_saves_and_one_that_is_not_finite_keeps_the_one_
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.AdamW(model.parameters())
-    guard = Guard(
-        Checkpoints(tmp_path, fingerprint="m", asynchronous=False),
-        policy=PolicyConfig(interval_steps=10_000, least_gap=0.0),
-        state=lambda: {"training": ModelState(model, optimizer)},
-        signals={},
-    )
+    state = lambda: {"training": ModelState(model, optimizer)}  # noqa: E731
+    guard = a_guard(tmp_path, interval=10_000, state=state)
     actions = [AskGuard(guard, fatal=["non_finite"])]
     with Monitor(model, optimizer, actions=actions) as monitor:
         for step in range(1, 31):
@@ -97,6 +97,42 @@ def test_an_alert_of_the_monitor_saves_and_one_that_is_not_finite_keeps_the_one_
         AskGuard(guard, fatal="non_finite")
 
 
+# -- the GPUs
+
+GUARDED = """
+import time
+import torch
+from rmetric.guard.checkpoints import Checkpoints
+from rmetric.guard.guard import Guard
+from rmetric.guard.policy import PolicyConfig
+from rmetric.telemetry.risk import RiskConfig
+from rmetric.telemetry.sources import GpuWatch
+
+with GpuWatch(config=RiskConfig(interval=0.01)) as watch:
+    assert watch.hardware.ready(30.0), watch.problem
+    policy, saver = PolicyConfig(interval_steps=10_000), Checkpoints("checkpoints", fingerprint="m")
+    guard = Guard(saver, policy=policy, state=lambda: {"w": torch.ones(2)}, telemetry=watch)
+    for step in range(1, 1000):
+        time.sleep(0.02)
+        guard.step(step)
+        if guard.last is not None:
+            break
+    guard.close()
+"""
+
+
+@pytest.mark.long
+def test_a_gpu_that_falls_off_the_bus_is_heard_through_the_real_bindings(tmp_path):
+    build(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env=os.environ | environment_of(tmp_path, [(5, 0, "xid", 79)], gpus=1),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint requested by rule: GPU 0: Xid 79" in done.stderr
+    assert len(list((tmp_path / "checkpoints").glob("step-*/good.json"))) == 1
+
+
 # -- the command
 
 
@@ -109,19 +145,14 @@ def test_rmetric_save_leaves_a_request_that_a_training_answers(tmp_path, capsys)
         folder=folder,
         signals={},
     )
-    codes = []
-    asking = threading.Thread(
-        target=lambda: codes.append(main(["save", str(tmp_path), "--stop", "--wait", "30"]))
-    )
-    asking.start()
+    asked = ThreadPoolExecutor(1).submit(main, ["save", str(tmp_path), "--stop", "--wait", "30"])
     for step in range(1, 2000):
         time.sleep(0.01)
         guard.step(step)
         if guard.should_stop:
             break
-    asking.join()
+    assert asked.result() == 0
     guard.close()
-    assert codes == [0]
     assert capsys.readouterr().out.splitlines() == [
         f"request 1 left in {tmp_path}",
         "request 1 is answered: the checkpoint is durable",
@@ -130,17 +161,13 @@ def test_rmetric_save_leaves_a_request_that_a_training_answers(tmp_path, capsys)
 
 
 def test_rmetric_save_does_not_take_a_withdrawn_request_for_a_checkpoint(tmp_path, capsys):
-    folder, codes = RunFolder(tmp_path), []
+    folder = RunFolder(tmp_path)
     folder.beat(0, 1)
-    asking = threading.Thread(
-        target=lambda: codes.append(main(["save", str(tmp_path), "--wait", "30"]))
-    )
-    asking.start()
+    asked = ThreadPoolExecutor(1).submit(main, ["save", str(tmp_path), "--wait", "30"])
     while folder.request() is None:
         time.sleep(0.01)
     folder.withdraw()  # as a supervisor does that starts the training again
-    asking.join()
-    assert codes == [1]
+    assert asked.result() == 1
     assert "request 1 is withdrawn" in capsys.readouterr().err
 
 
@@ -319,6 +346,9 @@ def test_weights_that_are_not_finite_are_put_out_of_the_trainers_sight(tmp_path,
     assert "checkpoint-2" in checkpoints_of(trainer)
     assert "checkpoint-4.not-finite" in checkpoints_of(trainer)
     assert "is not finite" in caplog.text
+    from rmetric.integrations.hugging_face_guard import _put_aside
+
+    assert _put_aside(tmp_path / "checkpoint-5") is None
     from transformers.trainer_utils import get_last_checkpoint
 
     assert get_last_checkpoint(trainer.args.output_dir).endswith("checkpoint-2")

@@ -16,6 +16,7 @@ from rmetric.guard.policy import (
 )
 
 HOUR = 3600.0
+COSTS = {"save_seconds": 1.0, "restart_seconds": 0.0, "failures_per_hour": 1.0}
 
 
 def a_policy(**settings):
@@ -197,24 +198,27 @@ def test_the_last_save_waits_for_no_bound_and_once_for_no_failure():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("call", "wrong", "words"),
     [
-        ({"interval_steps": 0}, "interval_steps is 0"),
-        ({"interval_steps": 1.5}, "interval_steps is 1.5"),
-        ({"interval_steps": None}, "one of the two"),
-        ({"interval_seconds": 10.0}, "one of the two"),
-        ({"interval_steps": None, "interval_seconds": 0.0}, "interval_seconds is 0.0"),
-        ({"interval_steps": None, "interval_seconds": float("nan")}, "interval_seconds is nan"),
-        ({"least_gap": 1.1}, "least_gap is 1.1"),
-        ({"least_gap": -0.1}, "least_gap is -0.1"),
-        ({"most_per_hour": 0}, "most_per_hour is 0"),
-        ({"retry_seconds": 0.0}, "retry_seconds is 0.0"),
-        ({"retry_seconds": 700.0}, "at most 600"),
+        (a_policy, {"interval_steps": 0}, "interval_steps is 0"),
+        (a_policy, {"interval_steps": 1.5}, "interval_steps is 1.5"),
+        (a_policy, {"interval_steps": None}, "one of the two"),
+        (a_policy, {"interval_seconds": 10.0}, "one of the two"),
+        (a_policy, {"interval_steps": None, "interval_seconds": 0.0}, "interval_seconds is 0.0"),
+        (a_policy, {"interval_steps": None, "interval_seconds": float("nan")}, "_seconds is nan"),
+        (a_policy, {"least_gap": 1.1}, "least_gap is 1.1"),
+        (a_policy, {"least_gap": -0.1}, "least_gap is -0.1"),
+        (a_policy, {"most_per_hour": 0}, "most_per_hour is 0"),
+        (a_policy, {"retry_seconds": 0.0}, "retry_seconds is 0.0"),
+        (a_policy, {"retry_seconds": 700.0}, "at most 600"),
+        (young, {"save_seconds": 0.0, "failure_seconds": 100.0}, "save_seconds is 0.0"),
+        (young, {"save_seconds": 1.0, "failure_seconds": 0.0}, "failure_seconds is 0.0"),
+        (expected_ettr, COSTS | {"interval_seconds": 0.0}, "interval_seconds is 0.0"),
     ],
 )
-def test_bad_settings_are_named(wrong, words):
+def test_bad_numbers_are_named(call, wrong, words):
     with pytest.raises(ValueError, match=words):
-        a_policy(**wrong)
+        call(**wrong)
 
 
 # -- how often
@@ -222,24 +226,6 @@ def test_bad_settings_are_named(wrong, words):
 
 @given(save=st.floats(0.01, 1.0), failure=st.floats(1e5, 1e6), by=st.floats(0.3, 3.0))
 def test_youngs_interval_is_close_to_the_best_where_saves_are_cheap(save, failure, by):
-    costs = {"save_seconds": save, "restart_seconds": 0.0, "failures_per_hour": HOUR / failure}
+    costs = COSTS | {"save_seconds": save, "failures_per_hour": HOUR / failure}
     interval = young(save, failure)
     assert expected_ettr(by * interval, **costs) <= expected_ettr(interval, **costs) + 1e-5
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: young(0.0, 100.0), "save_seconds is 0.0"),
-        (lambda: young(1.0, 0.0), "failure_seconds is 0.0"),
-        (
-            lambda: expected_ettr(
-                0.0, save_seconds=1.0, restart_seconds=1.0, failures_per_hour=1.0
-            ),
-            "interval_seconds is 0.0",
-        ),
-    ],
-)
-def test_bad_numbers_are_named(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

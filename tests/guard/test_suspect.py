@@ -1,9 +1,9 @@
 """What is saved during an alarm is suspect: it never costs a clean checkpoint."""
 
-import json
 import logging
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rmetric._util.open_alarms import OpenAlarms
-from rmetric.guard.checkpoint_dir import MANIFEST_NAME, candidates, read_manifest, write_manifest
+from rmetric.guard.checkpoint_dir import candidates, read_manifest
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
 from rmetric.guard.monitor_action import AskGuard
@@ -20,6 +20,7 @@ from rmetric.guard.policy import PolicyConfig, SuspectMark, surplus, suspects_of
 from rmetric.guard.training_state import ModelState
 from rmetric.monitor import Monitor
 from rmetric.monitor.alerts import Alert
+from tests.guard.test_trust import seal_again
 from tests.monitor.ranks import on_ranks
 
 torch.set_num_threads(1)
@@ -40,11 +41,8 @@ def kept(folder):
     """Step -> onset of the alarm it was saved in; None for a clean one."""
     found, problems = candidates(Path(folder))
     assert not problems
-    return {one.step: one.suspect and one.suspect.since for one in sorted(found, key=_step)}
-
-
-def _step(manifest):
-    return manifest.step
+    found.sort(key=lambda one: one.step)
+    return {one.step: one.suspect and one.suspect.since for one in found}
 
 
 def run(guard, steps, at=lambda step: None):
@@ -119,11 +117,7 @@ def test_an_alarm_of_the_monitor_makes_the_state_behind_its_first_bad_loss_suspe
         if step == 17:
             ask(Alert(step=16, source="calibrated", reason="loss 9.1"), monitor)
         if step == 26:
-
-            class Episode:
-                sources = ("calibrated",)
-
-            ask.ended(Episode(), monitor)
+            ask.ended(SimpleNamespace(sources=("calibrated",)), monitor)
 
     run(guard, range(1, 31), at)
     monitor.close()
@@ -133,16 +127,11 @@ def test_an_alarm_of_the_monitor_makes_the_state_behind_its_first_bad_loss_suspe
 @pytest.mark.parametrize(("ahead", "since"), [(-1, 40), (0, 40), (500, 540), (-2, 38)])
 def test_the_steps_of_a_monitor_and_a_guard_may_be_numbered_differently(tmp_path, ahead, since):
     asked = []
-
-    class Fake:
-        last_step = 45 + ahead
-
-        def request(self, *_, **more):
-            asked.append(more["since"])
-
     monitor = Monitor(nn.Linear(2, 1))
     monitor.step = 45
-    AskGuard(Fake())(Alert(step=41, source="calibrated", reason="loss"), monitor)
+    ask = lambda *_, since, **__: asked.append(since)  # noqa: E731
+    guard = SimpleNamespace(last_step=45 + ahead, request=ask)
+    AskGuard(guard)(Alert(step=41, source="calibrated", reason="loss"), monitor)
     monitor.close()
     assert asked == [since]
 
@@ -251,9 +240,7 @@ def test_the_earliest_onset_of_any_rank_counts(tmp_path):
 def test_a_mark_of_another_form_is_refused(tmp_path):
     guard = a_guard(tmp_path)
     run(guard, range(1, 11))
-    entry = json.loads((tmp_path / "step-10" / MANIFEST_NAME).read_text())
-    del entry["sha256"]
-    write_manifest(tmp_path / "step-10", {**entry, "suspect": {"since": "10", "reason": "x"}})
+    seal_again(tmp_path / "step-10", suspect={"since": "10", "reason": "x"})
     with pytest.raises(ValueError, match=r"Expected `int`, got `str` - at `\$.suspect.since`"):
         read_manifest(tmp_path / "step-10")
 

@@ -26,6 +26,7 @@ from rmetric.guard.supervisor.journal import Journal, folder_lock
 from rmetric.guard.training_state import ModelState
 from rmetric.guard.trust import TRUST_VARIABLE, distrust, foreign_writers
 from rmetric.rescue.disk import SnapshotFolder
+from tests.guard.supervisor import launched
 from tests.monitor.ranks import on_ranks
 
 torch.set_num_threads(1)
@@ -278,6 +279,7 @@ def test_a_umask_of_zero_makes_nothing_that_all_can_write(tmp_path):
         folder = RunFolder(tmp_path / "run")
         folder.ask("user", "now")
         folder.beat(0, 1)
+        launched(folder, "/nonexistent/program")
         with folder_lock(folder):
             Journal(folder.journal).close()
         assert isinstance(save(folder.checkpoints), SavedCheckpoint)
@@ -309,12 +311,8 @@ def various(folder):
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))
     more = {kind: torch.ones(2, 3, dtype=getattr(torch, kind)) for kind in
             ("float16", "float64", "int8", "bool", "complex64")}  # fmt: skip
-    plain = {
-        "lr": np.float64(0.5),
-        "n": [1, (2, {"x": None})],
-        "bytes": b"1",
-        "size": torch.Size([1]),
-    }
+    plain = {"lr": np.float64(0.5), "n": [1, (2, {"x": None})], "size": torch.Size([1])}
+    plain["bytes"] = b"1"
     save(folder, {"training": ModelState(model, optimizer), "more": more, "plain": plain})
 
 
@@ -405,8 +403,8 @@ def test_a_planted_index_is_refused_and_runs_nothing(tmp_path, monkeypatch, kind
     assert not (tmp_path / "mark").exists()
 
 
-def seal_again(good):
-    entry = json.loads((good / MANIFEST_NAME).read_text())
+def seal_again(good, **changed):
+    entry = json.loads((good / MANIFEST_NAME).read_text()) | changed
     del entry["sha256"]
     entry["files"] = {name: digest(good / name) for name in entry["files"]}
     (good / MANIFEST_NAME).write_text(json.dumps({**entry, "sha256": _seal(entry)}))

@@ -73,7 +73,7 @@ class Outcome:
     Attributes:
         weights: all of them, at the end.
         steps: that were taken or left out.
-        records, alarms: from the log; alarms of the calibrated detector by step.
+        records: from the log.
         slips: of the loop, as the monitor told them.
     """
 
@@ -81,8 +81,6 @@ class Outcome:
     steps: int
     usable: bool = True
     records: list = dataclasses.field(default_factory=list)
-    alarms: dict = dataclasses.field(default_factory=dict)
-    alerts: list = dataclasses.field(default_factory=list)
     slips: list = dataclasses.field(default_factory=list)
 
     @property
@@ -93,11 +91,10 @@ class Outcome:
 def outcome(weights, steps, monitor, log):
     made = Outcome(weights.tolist(), steps)
     if monitor is not None:
-        made.usable, made.alerts = monitor.usable, list(monitor.alerts)
+        made.usable = monitor.usable
         made.slips = sorted(monitor.protocol.told)
         if log.exists():
-            read = read_log(log)
-            made.records = read.records
+            made.records = read_log(log).records
     return made
 
 

@@ -175,8 +175,6 @@ def test_loss_and_norm_are_those_of_the_tokens_that_count(tmp_path, accumulation
 class OwnLoss(Trainer):
     """A mean of its own making over each micro-batch."""
 
-    loss_is_scaled_for_ga = False
-
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         logits = model(input_ids=inputs["input_ids"]).logits
         loss = logits.pow(2).mean() + 7.0
@@ -185,9 +183,8 @@ class OwnLoss(Trainer):
 
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_trainer_with_a_loss_of_its_own(tmp_path, accumulation):
-    kind = type("OwnLossHere", (OwnLoss,), {"loss_is_scaled_for_ga": False})
     trainer = make_trainer(
-        tmp_path, [watch(tmp_path)], kind=kind, gradient_accumulation_steps=accumulation
+        tmp_path, [watch(tmp_path)], kind=OwnLoss, gradient_accumulation_steps=accumulation
     )
     trainer.loss_is_scaled_for_ga = False
     trainer.train()

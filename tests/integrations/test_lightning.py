@@ -123,6 +123,11 @@ def test_a_module_that_clips_in_its_own_way_is_left_alone(tmp_path):
     assert records_of(tmp_path)[0].gradient_norm > 0.2
 
 
+def test_the_class_itself_is_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"is a class: pass callbacks=\[RMetricCallback\(\)\]"):
+        fit(Module(), tmp_path, [RMetricCallback])
+
+
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_manual_optimisation_is_watched_too(tmp_path, clip):
     plain = fit(Manual(clip), tmp_path)

@@ -35,13 +35,9 @@ def test_the_shipped_case_study_comes_back_to_the_last_bit():
     with open(AUTHORS / "metrics.csv", newline="") as file:
         for row in csv.DictReader(file):
             metric.update(
-                Record(
-                    step=int(row["step"]),
-                    training_loss=float(row["train_loss"]),
-                    gradient_variance=float(row["sigma_sq"]),
-                    failure_rate=float(row["lambda"]),
-                )
-            )
+                Record(step=int(row["step"]), training_loss=float(row["train_loss"]),
+                       gradient_variance=float(row["sigma_sq"]), failure_rate=float(row["lambda"]))
+            )  # fmt: skip
             same.append(
                 (metric.raw.loss_drift, metric.normalised.loss_drift, metric.score)
                 == tuple(float(row[name]) for name in ("delta_l", "delta_l_norm", "r_metric"))

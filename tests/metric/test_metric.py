@@ -94,16 +94,9 @@ def test_each_signal_says_what_it_was_taken_from():
 
 def test_what_a_signal_is_made_of_goes_before_what_a_log_states():
     metric = RMetric().update(
-        Record(
-            step=1,
-            time=3600.0,
-            events=(HardwareEvent(1.0, "xid"),),
-            failure_rate=99.0,
-            worker_gradient_norms=(1.0, 3.0),
-            gradient_variance=99.0,
-            gradient_norm=99.0,
-        )
-    )
+        Record(step=1, time=3600.0, events=(HardwareEvent(1.0, "xid"),), failure_rate=99.0,
+               worker_gradient_norms=(1.0, 3.0), gradient_variance=99.0, gradient_norm=99.0)
+    )  # fmt: skip
     assert metric.raw[:2] == (1.0, 1.0)
 
 

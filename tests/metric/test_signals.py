@@ -4,6 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from rmetric.normalisers import SlidingMinMax
 from rmetric.signals import FailureRate, GradientVariance, LossDrift, TrailingGradientVariance
 from tests.metric.plain_metric import population_variance as exact_variance
 
@@ -50,10 +51,6 @@ class TestFailureRate:
     def test_a_clock_behind_its_events_leaves_it_undefined(self):
         assert isnan(FailureRate(window=1).update(5.0, [6.0, 7.0]))
 
-    def test_a_window_without_room_is_refused(self):
-        with pytest.raises(ValueError, match="window is 0: it must be at least 1 event"):
-            FailureRate(0)
-
 
 class TestGradientVariance:
     @given(FINITE, st.integers(2, 64))
@@ -81,19 +78,29 @@ class TestGradientVariance:
         assert GradientVariance().update([inf]) == inf
 
 
-class TestTrailingGradientVariance:
-    @given(st.lists(FINITE, min_size=3, max_size=10), NO_NUMBER)
-    def test_an_overflow_is_infinite_at_its_step_and_then_forgotten(self, norms, bad):
-        disturbed, calm = TrailingGradientVariance(4), TrailingGradientVariance(4)
-        for norm in norms[:-1]:
-            disturbed.update(norm)
-            calm.update(norm)
-        assert disturbed.update(bad) == inf
-        assert disturbed.update(norms[-1]) == calm.update(norms[-1])
+@pytest.mark.parametrize("kind", [TrailingGradientVariance, LossDrift])
+@given(st.lists(FINITE, min_size=3, max_size=12), NO_NUMBER)
+def test_a_value_that_is_no_number_is_infinite_at_its_step_and_then_forgotten(kind, values, bad):
+    disturbed, calm = kind(4), kind(4)
+    for value in values[:-1]:
+        disturbed.update(value)
+        calm.update(value)
+    assert disturbed.update(bad) == inf
+    assert disturbed.update(values[-1]) == calm.update(values[-1])
 
-    def test_a_window_too_short_for_a_variance_is_refused(self):
-        with pytest.raises(ValueError, match="window is 1: a variance needs at least 2 norms"):
-            TrailingGradientVariance(1)
+
+@pytest.mark.parametrize(
+    ("kind", "window", "problem"),
+    [
+        (FailureRate, 0, "window is 0: it must be at least 1 event"),
+        (TrailingGradientVariance, 1, "window is 1: a variance needs at least 2 norms"),
+        (LossDrift, 0, "window is 0: it must be at least 1 evaluation"),
+        (SlidingMinMax, 0, "window is 0: it must be at least 1 value"),
+    ],
+)
+def test_a_window_that_is_too_short_is_refused(kind, window, problem):
+    with pytest.raises(ValueError, match=problem):
+        kind(window)
 
 
 class TestLossDrift:
@@ -104,21 +111,8 @@ class TestLossDrift:
             drift.update(past)
         assert [drift.update(loss) for _ in range(2 * window)] == [0.0] * (2 * window)
 
-    @given(st.lists(FINITE, min_size=3, max_size=12), NO_NUMBER)
-    def test_a_loss_that_is_no_number_is_infinite_and_is_not_remembered(self, losses, bad):
-        disturbed, calm = LossDrift(4), LossDrift(4)
-        for loss in losses[:-1]:
-            disturbed.update(loss)
-            calm.update(loss)
-        assert disturbed.update(bad) == inf
-        assert disturbed.update(losses[-1]) == calm.update(losses[-1])
-
     def test_it_recovers_from_finite_losses_whose_sum_overflows(self):
         drift = LossDrift(3)
         for loss in [1.7e308, -1.7e308, 1.7e308, 1.7e308] + [2.0] * 6:
             drift.update(loss)
         assert drift.update(2.5) == 0.5
-
-    def test_a_window_without_room_is_refused(self):
-        with pytest.raises(ValueError, match="window is 0: it must be at least 1 evaluation"):
-            LossDrift(0)

@@ -241,13 +241,6 @@ class TestCutLearningRate:
             CutLearningRate(**settings)
 
 
-class TestStop:
-    def test_only_an_alert_it_listens_to_ends_the_training(self):
-        monitor = train(make_model(), watched(Stop(on={"r_metric"})), spoil=nan_at(12))
-        assert not monitor.should_stop
-        assert monitor.step == 30
-
-
 class TestWebhook:
     def test_an_alert_arrives_as_slack_wants_it(self):
         with WebhookServer() as server:

@@ -145,6 +145,7 @@ def test_an_alarm_that_comes_again_at_repeated_steps_is_one_warning(tmp_path, ca
             monitor.go_back(first)
     told = [each.levelname for each in caplog.records if "non_finite: loss" in each.message]
     assert told == ["WARNING"] + ["INFO"] * 3
+    assert caplog.messages[-1].endswith("alarms that came again at repeated steps: 3 of non_finite")
     assert len(monitor.alerts) == 4
 
 

@@ -38,11 +38,7 @@ def test_a_leak_is_one_alert_with_the_step_of_its_end(monkeypatch, tmp_path):
         lambda _: {"host": 1e9 + 1e7 * next(steps), "host_limit": 2e9},
     )
     log, alerts, config = tmp_path / "run.jsonl", [], MonitorConfig(memory_every=1, detectors=())
-    train(
-        make_model(),
-        watched(alerts.append, log=log, config=config),
-        steps=60,
-    )
+    train(make_model(), watched(alerts.append, log=log, config=config), steps=60)
     assert [alert.source for alert in alerts] == ["memory"]
     assert "ends about step 100: look for what keeps" in alerts[0].reason
     assert [entry["source"] for entry in entries(log, "ALERT")] == ["memory"]

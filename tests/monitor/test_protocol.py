@@ -407,6 +407,29 @@ def test_each_slip_has_words_and_a_test():
 
 # -- what it costs
 
+#: Read at a step that is asked for: loss and norm, then the update, or each parameter's part in it.
+TAKEN, LEFT_OUT = [2, 2], [2, 6]
+
+
+@pytest.mark.parametrize(
+    ("step", "sizes"),
+    [(right, [4] * 20), (ask, [*TAKEN, *LEFT_OUT * 2, *TAKEN, *LEFT_OUT, *TAKEN * 15])],
+)
+def test_a_step_is_read_from_the_device_at_once_unless_it_was_asked_for(
+    step, sizes, tmp_path, monkeypatch
+):
+    """Neither rules nor the protocol read more; non-finite entries of all parameters at once."""
+    loop = Loop(tmp_path, config=MonitorConfig(workers_every=0, layers_every=0, forward_every=0))
+    loop.optimizer.step()
+    reads = []
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__"):
+        whole = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, _=whole: reads.append(self.numel()) or _(self)
+        )
+    loop.run(step)
+    assert [size for size in reads if size] == sizes
+
 
 def test_alerts_can_be_sliced_and_are_bounded():
     monitor = Monitor(make_model(), config=MonitorConfig(detectors=()))

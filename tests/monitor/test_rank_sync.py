@@ -123,7 +123,6 @@ def test_ranks_that_are_set_differently_do_not_agree():
     _, other = ranks_together([[], []], MonitorConfig(alert_on=("non_finite",)))
     other.exchange._operations = one.exchange._operations
     run([one, other], 5, {}, [(0, 1)])
-    assert not one.alive
     assert "set differently" in one.problem
     assert one.alive is False
 
@@ -164,11 +163,11 @@ def said(*rows, step=3):
 
 def test_what_one_rank_did_not_measure_is_left_open():
     record = Record(step=3, training_loss=1.0, update_norm=0.5)
-    complete_from_ranks(record, said({"loss": 1.0, "own_norms": 2.0}, {"loss": 3.0}))
+    complete_from_ranks(record, said({"loss": 1.0, "own_norms": 2.0}, {"loss": 3.0}), [0, 1])
     assert record.training_loss == 2.0
     assert record.worker_gradient_norms is None
     assert record.update_norm == 0.5
-    complete_from_ranks(record, said({"gradient_square": 9.0}, {"gradient_square": 16.0}))
+    complete_from_ranks(record, said({"gradient_square": 9.0}, {"gradient_square": 16.0}), [0, 1])
     assert record.gradient_norm == 5.0
-    complete_from_ranks(record, said({"gradient_square": inf}, {"gradient_square": nan}))
+    complete_from_ranks(record, said({"gradient_square": inf}, {"gradient_square": nan}), [0, 1])
     assert record.gradient_norm != record.gradient_norm

@@ -52,13 +52,17 @@ def test_a_part_whose_state_does_not_fit_starts_anew_and_the_rest_goes_on(caplog
     state = state_after(MonitorConfig(explosion_window=10), [1.0] * 10)
     del state["detectors"]["calibrated"]["_course"]  # as of an earlier version
     state["alarmed"] = ["calibrated"]
-    config = MonitorConfig(explosion_window=10, metric=RMetricConfig.authors_simulator())
+    config = MonitorConfig(
+        explosion_window=10, metric=RMetricConfig.authors_simulator(),
+        detectors=("calibrated", "gradient_norm"),
+    )  # fmt: skip
     monitor = Monitor(make_model(), config=config)
     with caplog.at_level(logging.WARNING, "rmetric"):
         monitor.load_state_dict(state)
     assert monitor.usable
     assert monitor.step == 10
-    assert ["starts anew" in message for message in caplog.messages] == [True, True]
+    assert ["starts anew" in message for message in caplog.messages] == [True] * 3
+    assert "the saved state has no gradient_norm: it starts anew" in caplog.text
     assert monitor._detector_judge.alarmed == set()
     for norm in (30.0, 1.0):
         monitor.check_before_step(1.0, gradient_norm=norm)

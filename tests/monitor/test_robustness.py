@@ -9,12 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from rmetric._util.background import Background  # noqa: E402
 from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor import forward as forward_module  # noqa: E402
-from rmetric.monitor.actions import (  # noqa: E402
-    EmergencyCheckpoint,
-    checkpoint_file,
-)
+from rmetric.monitor.actions import EmergencyCheckpoint  # noqa: E402
 from rmetric.monitor.actions.action import Action  # noqa: E402
 from rmetric.monitor.monitor import _OPEN  # noqa: E402
 from rmetric.monitor.optimizer_steps import OptimizerSteps  # noqa: E402
@@ -181,16 +179,6 @@ def test_a_trainers_own_scheduler_is_in_the_emergency_checkpoint(tmp_path):
     assert "random" in saved["left_out"]  # no record came before the alert
 
 
-def test_ranks_that_write_no_checkpoint_copy_no_generators(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_file, "rank", lambda: 1)
-    checkpoint = EmergencyCheckpoint(tmp_path)
-    monitor = Monitor(make_model(), actions=[checkpoint])
-    for _ in range(3):
-        monitor.check_before_step(1.0)
-    assert checkpoint._random == {}
-    monitor.close()
-
-
 def test_a_disk_that_hangs_is_waited_for_once(tmp_path, caplog):
     monitor = Monitor(make_model(), log=tmp_path / "run.jsonl")
     free = threading.Event()
@@ -205,6 +193,16 @@ def test_a_disk_that_hangs_is_waited_for_once(tmp_path, caplog):
     free.set()
     monitor.close()
     assert (tmp_path / "run.jsonl").read_text().count("METRICS") == 2  # nothing is lost
+
+
+def test_a_full_queue_takes_no_more_and_nobody_waits():
+    background, release = Background(size=2), threading.Event()
+    taken = [background.submit(release.wait) for _ in range(20)]
+    assert background.dropped == taken.count(False) >= 17
+    began = time.monotonic()
+    assert not background.close(0.1)
+    assert time.monotonic() - began < 2.0
+    release.set()
 
 
 def boom(*_):

@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric._util.state import restore_state, state_of
-from rmetric.monitor.stalls import (
-    BLOCK,
-    LEAST,
-    PARTS,
-    RANK_WINDOW,
-    StepTimeRules,
-    StepTimes,
-)
+from rmetric.monitor.stalls import BLOCK, LEAST, PARTS, RANK_WINDOW, StepTimeRules, StepTimes
 
 
 def one(data=0.01, passes=0.4, **more):

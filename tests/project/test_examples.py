@@ -83,6 +83,13 @@ def test_watch_and_diagnose_read_what_they_are_given(tmp_path):
     assert "outcome failed" not in done.stdout
 
 
+def test_the_notebook_is_committed_without_outputs():
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(FOLDER / "table3_figure4.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+
+
 @pytest.mark.slow  # half a minute: it draws 300 studies anew
 def test_the_notebook_runs_from_the_logs_to_table_3_and_figure_4(tmp_path):
     nbformat = pytest.importorskip("nbformat")

@@ -83,7 +83,10 @@ def room_of(module: str) -> str:
 
 
 def imported(source: str, module: str, *, is_package: bool) -> Iterator[tuple[int, str, str]]:
-    """(line, module, name or "") of each import of ours in a file, wherever it stands in it."""
+    """(line, module, name or "") of each import of ours in a file, wherever it stands in it.
+
+    A private name that is reached through an imported module counts as imported from it.
+    """
     tree = ast.parse(source)
     docstrings = {
         id(node.body[0].value)
@@ -91,6 +94,7 @@ def imported(source: str, module: str, *, is_package: bool) -> Iterator[tuple[in
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         and isinstance(node.body[0], ast.Expr)
     }
+    reached = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)
@@ -102,6 +106,7 @@ def imported(source: str, module: str, *, is_package: bool) -> Iterator[tuple[in
                 base = ".".join([*kept, base] if base else kept)
             for alias in node.names:
                 inner = f"{base}.{alias.name}"
+                reached[alias.asname or alias.name] = inner
                 yield (node.lineno, inner, "") if inner in MODULES else (
                     node.lineno, base, alias.name
                 )  # fmt: skip
@@ -113,6 +118,11 @@ def imported(source: str, module: str, *, is_package: bool) -> Iterator[tuple[in
             and id(node) not in docstrings
         ):
             yield node.lineno, node.value.rstrip("."), ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = reached.get(node.value.id, "")
+            if module in MODULES and is_private(node.attr):
+                yield node.lineno, module, node.attr
 
 
 @cache
@@ -184,3 +194,21 @@ def test_nobody_imports_a_private_name_of_another_room():
     """`_util` is a room for all of the house; the names in it are not for it alone."""
     wrong = [one.where for one in imports() if is_private(one.name)]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from rmetric.logs import read_log", ("rmetric.logs", "read_log")),
+        ("from rmetric import logs", ("rmetric.logs", "")),
+        ("import rmetric.logs as them", ("rmetric.logs", "")),
+        ("def f():\n    from rmetric.logs import _take", ("rmetric.logs", "_take")),
+        ("def f():\n    them._take()\nfrom rmetric import logs as them", ("rmetric.logs", "_take")),
+        ("from ..logs import read_log", ("rmetric.logs", "read_log")),
+        ("import_module('rmetric.logs')", ("rmetric.logs", "")),
+        ("import_module(f'rmetric.cli.{name}')", ("rmetric.cli", "")),
+    ],
+)
+def test_every_form_of_an_import_is_seen(line, found):
+    seen = imported(line, "rmetric.signals.authors", is_package=False)
+    assert found in [(target, name) for _, target, name in seen]

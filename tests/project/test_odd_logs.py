@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,7 +29,8 @@ def course(count: int = 400, start: float = 6.0, seed: int = 0) -> list[float]:
     return list(losses + 0.02 * np.random.default_rng(seed).standard_normal(count))
 
 
-def judged(path: Path) -> RunVerdict:
+def judged(path: Path, text: str) -> RunVerdict:
+    path.write_text(text)
     run = read_log(path).run
     return judge_run(run.records, unread=run.unread)
 
@@ -70,23 +72,21 @@ WRITERS = [jsonl, jsonl_with_norms, csv, trainer_state, arrays, own]
 @pytest.mark.parametrize("write", WRITERS)
 @pytest.mark.parametrize("every", [2, 5, 10])
 def test_a_loss_of_every_kth_record_is_not_missing(tmp_path, write, every):
-    path = tmp_path / "run.log"
     losses = [x if s % every == 0 else None for s, x in enumerate(course(), 1)]
-    path.write_text(write([*losses, *[None] * (every - 1)]))
-    assert judged(path).kind == "healthy"
+    found = judged(tmp_path / "run.log", write([*losses, *[None] * (every - 1)]))
+    assert found.kind == "healthy"
 
 
 @pytest.mark.parametrize("write", [each for each in WRITERS if each is not own])
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_a_few_blank_losses_at_the_end_are_not_healthy(tmp_path, write, number):
-    path = tmp_path / "run.log"
-    path.write_text(write([*course()[:-number], *[None] * number]))
+    found = judged(tmp_path / "run.log", write([*course()[:-number], *[None] * number]))
     step = 401 - number - (write is arrays)
     if number == 1:
-        assert judged(path).text == f"CANNOT TELL: the last loss is blank, at step {step}"
+        assert found.text == f"CANNOT TELL: the last loss is blank, at step {step}"
     else:
         words = f"CANNOT TELL: the last {number} losses are blank, from step {step} on"
-        assert judged(path).text == words
+        assert found.text == words
 
 
 WITHOUT_BY_DESIGN = {
@@ -100,19 +100,17 @@ WITHOUT_BY_DESIGN = {
 @pytest.mark.parametrize("last", WITHOUT_BY_DESIGN)
 @pytest.mark.parametrize("write", [jsonl, jsonl_with_norms])
 def test_a_closing_record_that_has_no_loss_by_design_is_healthy(tmp_path, write, last):
-    path = tmp_path / "run.log"
-    path.write_text(write(course()) + WITHOUT_BY_DESIGN[last])
-    assert judged(path).kind == "healthy"
+    text = write(course()) + WITHOUT_BY_DESIGN[last]
+    assert judged(tmp_path / "run.log", text).kind == "healthy"
 
 
 @pytest.mark.parametrize("row", ["401,,2.1,0.1", "401,,,", "400,,,0.1"])
 def test_a_closing_row_that_has_no_loss_by_design_is_healthy(tmp_path, row):
     rows = [f"{s},{x},,0.1\n" for s, x in enumerate(course(), 1)]
-    path = tmp_path / "run.csv"
-    path.write_text(f"step,loss,val_loss,lr\n{''.join(rows)}{row}\n")
-    assert judged(path).kind == "healthy"
-    path.write_text(path.read_text() + "402,,,0.1\n")
-    assert judged(path).text == "CANNOT TELL: the last loss is blank, at step 402"
+    path, text = tmp_path / "run.csv", f"step,loss,val_loss,lr\n{''.join(rows)}{row}\n"
+    assert judged(path, text).kind == "healthy"
+    found = judged(path, text + "402,,,0.1\n")
+    assert found.text == "CANNOT TELL: the last loss is blank, at step 402"
 
 
 LEFT_OUT = {
@@ -126,66 +124,59 @@ def test_a_log_whose_last_lines_could_not_be_read_is_not_healthy(tmp_path, form)
     head, good, bad = LEFT_OUT[form]
     path = tmp_path / "run.log"
     lines = [(good if s <= 250 else bad).format(s, x) for s, x in enumerate(course(), 1)]
-    path.write_text(head + "".join(lines))
-    assert judged(path).text.startswith("CANNOT TELL: the last 150 lines could not be read, the ")
-    again = [
-        *lines,
-        good.format(401, 2.0),
-        "Traceback (most recent call last):\n",
-        *["  loss, x = f(x)\n"] * 3,
-    ]
-    path.write_text(head + "".join(again))
-    assert judged(path).kind == "healthy", "what a crash prints is no line of the log"
+    text = head + "".join(lines)
+    found = judged(path, text)
+    assert found.text.startswith("CANNOT TELL: the last 150 lines could not be read, the ")
+    crash = "Traceback (most recent call last):\n" + "  loss, x = f(x)\n" * 3
+    found = judged(path, text + good.format(401, 2.0) + crash)
+    assert found.kind == "healthy", "what a crash prints is no line of the log"
+
+
+def test_a_packed_log_that_is_cut_off_is_not_healthy(tmp_path):
+    whole = gzip.compress(jsonl(course()).encode())
+    path = tmp_path / "run.jsonl.gz"
+    path.write_bytes(whole[: len(whole) - len(whole) // 4])
+    run = read_log(path).run
+    found = judge_run(run.records, unread=run.unread)
+    assert found.text.startswith("CANNOT TELL: the compressed file is damaged or cut off")
 
 
 # At the command line
 
-ODD: dict[str, tuple[Callable[[], str], str, str, int]] = {
+ODD: dict[str, tuple[Callable[[], str], int, str, str]] = {
     "null": (
-        lambda: jsonl([*course()[:200], *[None] * 200]),
+        lambda: jsonl([*course()[:200], *[None] * 200]), 5,
         "CANNOT TELL from step 201: no loss is logged any more",
-        "ALARM run: step 205: no loss is logged any more, since step 201: check the training",
-        5,
-    ),
+        "ALARM run: step 205: no loss is logged any more, since step 201: check the training"),
     "one null": (
-        lambda: jsonl([*course()[:399], None]),
+        lambda: jsonl([*course()[:399], None]), 5,
         "CANNOT TELL: the last loss is blank, at step 400",
-        "ALARM run: step 399: the last loss is blank, at step 400: check the log",
-        5,
-    ),
+        "ALARM run: step 399: the last loss is blank, at step 400: check the log"),
     "dead": (
         lambda: "".join(
             json.dumps({"step": s, "loss": x, "grad_norm": 0.53 if s < 201 else 0.0}) + "\n"
             for s, x in enumerate(course(), 1)
-        ),
+        ), 3,
         "STUCK: the gradient norm is exactly 0 since step 201",
-        "ALARM run: step 205: the gradient norm is exactly 0 since step 201: nothing is learnt; ",
-        3,
-    ),
+        "ALARM run: step 205: the gradient norm is exactly 0 since step 201: nothing is learnt; "),
     "explodes": (
-        lambda: jsonl([*course()[:399], 1e9]),
+        lambda: jsonl([*course()[:399], 1e9]), 5,
         "CANNOT TELL: the last record is 1e+09",
-        "ALARM run: step 400: the last loss is 1e+09, and no later record confirms it: keep the",
-        5,
-    ),
+        "ALARM run: step 400: the last loss is 1e+09, and no later record confirms it: keep the"),
     "explodes below 0": (
-        lambda: jsonl([*course()[:399], -1e9]),
+        lambda: jsonl([*course()[:399], -1e9]), 5,
         "CANNOT TELL: the last record is -1e+09",
-        "ALARM run: step 400: the last loss is -1e+09, and no later record confirms it: keep the",
-        5,
-    ),
+        "ALARM run: step 400: the last loss is -1e+09, and no later record confirms it: keep the"),
     "unread": (
-        lambda: jsonl(course()[:200]) + '{"step": 1, "loss": ****}\n' * 9,
+        lambda: jsonl(course()[:200]) + '{"step": 1, "loss": ****}\n' * 9, 5,
         "CANNOT TELL: the last 9 lines could not be read, the first is line 201: ",
-        "ALARM run: step 200: the last 9 lines could not be read, the first is line 201: ",
-        5,
-    ),
-}
+        "ALARM run: step 200: the last 9 lines could not be read, the first is line 201: "),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("odd", ODD)
 def test_replay_and_watch_tell_what_the_end_hides(tmp_path, capsys, odd):
-    make, verdict, alarm, code = ODD[odd]
+    make, code, verdict, alarm = ODD[odd]
     path = tmp_path / "run.jsonl"
     path.write_text(make())
     out = ["--out", str(tmp_path / "out"), "--plots", "none"]
@@ -222,16 +213,16 @@ def lost(draw) -> list[float]:
     return list(losses)
 
 
-def as_written(losses: Losses) -> Losses:
-    return [None if x is None or isnan(x) else float(x) for x in losses]
+def judged_as_written(odd: str, losses: list[float], share: float, write) -> RunVerdict:
+    odd_losses = ODDITIES[odd](losses, int(share * len(losses)))
+    with tempfile.TemporaryDirectory() as folder:
+        written = write([None if x is None or isnan(x) else float(x) for x in odd_losses])
+        return judged(Path(folder) / "run.log", written)
 
 
 ODDITIES: dict[str, Callable[[list[float], int], Losses]] = {
     "none": lambda losses, place: losses,
-    "the losses stay away": lambda losses, place: [
-        *losses[:place],
-        *[None] * (len(losses) - place),
-    ],
+    "the losses stay away": lambda losses, place: losses[:place] + [None] * len(losses[place:]),
     "the last record explodes": lambda losses, place: [*losses[:-1], 1e9],
     "every kth record": lambda losses, place: [
         x if i % (2 + place % 4) == 0 else None for i, x in enumerate(losses)
@@ -244,10 +235,7 @@ ODDITIES: dict[str, Callable[[list[float], int], Losses]] = {
 @settings(deadline=None, max_examples=60)
 @given(losses=lost(), share=st.floats(0.2, 0.85), write=st.sampled_from(WRITERS))
 def test_a_diverged_run_is_never_healthy_whatever_is_odd_in_its_log(odd, losses, share, write):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.log"
-        path.write_text(write(as_written(ODDITIES[odd](losses, int(share * len(losses))))))
-        assert judged(path).kind != "healthy"
+    assert judged_as_written(odd, losses, share, write).kind != "healthy"
 
 
 @pytest.mark.long
@@ -255,11 +243,7 @@ def test_a_diverged_run_is_never_healthy_whatever_is_odd_in_its_log(odd, losses,
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 99), share=st.floats(0.2, 0.95), write=st.sampled_from(WRITERS))
 def test_a_healthy_run_whose_end_is_odd_is_not_healthy(odd, seed, share, write):
-    losses = course(seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.log"
-        path.write_text(write(as_written(ODDITIES[odd](losses, int(share * len(losses))))))
-        assert judged(path).severity == "unknown"
+    assert judged_as_written(odd, course(seed=seed), share, write).severity == "unknown"
 
 
 @pytest.mark.long

@@ -64,6 +64,11 @@ def run(bare, *arguments, folder=ROOT):
     )
 
 
+def test_the_optional_packages_are_missing_in_these_tests(bare):
+    for name in ("psutil", "torch", "tensorboard"):
+        assert "ModuleNotFoundError" in run(bare, "-c", f"import {name}").stderr
+
+
 @pytest.mark.long
 def test_every_command_and_script_prints_its_help_without_optional_packages(bare):
     commands = ",".join(f"rmetric {name}" for name in COMMANDS)

@@ -19,29 +19,11 @@ import rmetric
 ROOT = Path(rmetric.__file__).resolve().parents[1]
 #: A name here is a promise to users: removing one breaks their code.
 PUBLIC = {
-    "DETECTORS",
-    "CalibratedDetector",
-    "Guard",
-    "GuardCallback",
-    "HardwareEvent",
-    "HuggingFaceCallback",
-    "LightningCallback",
-    "Monitor",
-    "MonitorConfig",
-    "RMetric",
-    "RMetricConfig",
-    "Record",
-    "Rescue",
-    "Run",
-    "RunSpec",
-    "Truth",
-    "__version__",
-    "diagnose",
-    "evaluate",
-    "make_detector",
-    "read_log",
-    "simulate",
-}
+    "DETECTORS", "CalibratedDetector", "Guard", "GuardCallback", "HardwareEvent",
+    "HuggingFaceCallback", "LightningCallback", "Monitor", "MonitorConfig", "RMetric",
+    "RMetricConfig", "Record", "Rescue", "Run", "RunSpec", "Truth", "__version__", "diagnose",
+    "evaluate", "make_detector", "read_log", "simulate",
+}  # fmt: skip
 #: Packages -> objects that a reader of the documents looks for in them.
 EXPORTS = {
     "rmetric.detectors": {"CalibratedDetector", "DETECTORS", "Detector", "make_detector"},
@@ -82,18 +64,12 @@ def test_every_public_name_is_there_and_documented(name):
     if inspect.isclass(value) or inspect.isfunction(value):
         assert value.__name__ == OF_TRAINERS.get(name, name)
         assert inspect.getdoc(value)
-
-
-@pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_public_functions_explain_arguments_results_and_errors(name):
-    value = get("rmetric", name)
-    if not inspect.isfunction(value):
-        return
-    text = inspect.getdoc(value) or ""
-    for section in ("Args:", "Returns:", "Raises:"):
-        assert section in text, f"{name}: {section}"
-    for parameter in inspect.signature(value).parameters:
-        assert re.search(rf"^    {parameter}: ", text, re.MULTILINE), f"{name}: {parameter}"
+    if inspect.isfunction(value):
+        text = inspect.getdoc(value)
+        for section in ("Args:", "Returns:", "Raises:"):
+            assert section in text, f"{name}: {section}"
+        for parameter in inspect.signature(value).parameters:
+            assert re.search(rf"^    {parameter}: ", text, re.MULTILINE), f"{name}: {parameter}"
 
 
 @pytest.mark.parametrize("package", sorted(EXPORTS))
@@ -184,15 +160,10 @@ def test_a_detector_by_its_name_or_class_has_the_scores_of_its_traces():
     from rmetric.evaluation import trace_all
 
     specs = [
-        rmetric.RunSpec(
-            experiment_id=f"run_{i}",
-            architecture="Llama-3-8B",
-            fault=("NONE", "LR_SPIKE")[i % 2],
-            total_steps=600,
-            onset_step=300,
-        )
+        rmetric.RunSpec(experiment_id=f"run_{i}", architecture="Llama-3-8B", total_steps=600,
+                        fault=("NONE", "LR_SPIKE")[i % 2], onset_step=300)
         for i in range(4)
-    ]
+    ]  # fmt: skip
     runs = rmetric.simulate(specs)
     by_name = rmetric.evaluate(runs, "calibrated")
     assert by_name == rmetric.evaluate(runs, rmetric.CalibratedDetector)

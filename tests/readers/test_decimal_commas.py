@@ -16,11 +16,6 @@ def comma(number):
     return f"{number:.6g}".replace(".", ",")
 
 
-def read(path, **settings):
-    [run] = read_log(path, **settings).runs
-    return run
-
-
 def write(path, header, rows, between=";", number=comma):
     lines = [between.join([str(step), *map(number, values)]) for step, *values in rows]
     path.write_text("\n".join([between.join(header.split()), *lines]) + "\n")
@@ -30,8 +25,9 @@ def write(path, header, rows, between=";", number=comma):
 @pytest.mark.parametrize("between", [";", "\t"])
 def test_a_table_with_decimal_commas_is_the_one_with_points(tmp_path, between):
     header = "step loss grad_norm learning_rate"
-    with_commas = read(write(tmp_path / "a.csv", header, ROWS, between))
-    with_points = read(write(tmp_path / "b.csv", header, ROWS, between, lambda n: f"{n:.6g}"))
+    with_commas = read_log(write(tmp_path / "a.csv", header, ROWS, between)).run
+    plain = write(tmp_path / "b.csv", header, ROWS, between, lambda n: f"{n:.6g}")
+    with_points = read_log(plain).run
     assert with_commas.records == with_points.records
     assert any("decimal commas" in note for note in with_commas.notes)
     assert not any("decimal commas" in note for note in with_points.notes)
@@ -46,14 +42,14 @@ def test_any_numbers_come_back(tmp_path_factory, numbers):
     path = tmp_path_factory.mktemp("t") / "a.csv"
     rows = list(enumerate(numbers))
     write(path, "step loss", rows, number=lambda n: f"{n:.9g}".replace(".", ","))
-    found = [record.training_loss for record in read(path).records]
+    found = [record.training_loss for record in read_log(path).run.records]
     assert found == [float(f"{n:.9g}") for n in numbers]
 
 
 def test_points_part_thousands_where_decimals_have_a_comma(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("step;loss\n1;3,25\n2;1.234,5\n3;3,0\n")
-    assert read(path).records[1].training_loss == 1234.5
+    assert read_log(path).run.records[1].training_loss == 1234.5
 
 
 @pytest.mark.parametrize(
@@ -74,7 +70,7 @@ def test_what_may_be_read_in_two_ways_is_refused_with_its_line(tmp_path, content
     path = tmp_path / "a.log"
     path.write_text(content)
     with pytest.raises(LogError) as error:
-        read(path)
+        read_log(path)
     assert error.value.line == line
     assert f"is {found}: a number" in error.value.problem
 
@@ -84,7 +80,7 @@ def test_columns_that_are_not_used_may_hold_anything(tmp_path):
     rows = [(n, 2.5 - n / 100, "3.11", "gpu 0,1", "a,b") for n in range(30)]
     write(path, "step loss version devices words", rows,
           number=lambda n: comma(n) if isinstance(n, float) else n)  # fmt: skip
-    assert read(path).records[2].training_loss == 2.48
+    assert read_log(path).run.records[2].training_loss == 2.48
 
 
 @pytest.mark.parametrize(
@@ -97,4 +93,4 @@ def test_columns_that_are_not_used_may_hold_anything(tmp_path):
 def test_other_commas_stay_what_they_are(tmp_path, line):
     path = tmp_path / "a.log"
     path.write_text("".join(line.format(step) + "\n" for step in range(1, 9)))
-    assert next(record.training_loss for record in read(path).records) in (2.5, 2.0)
+    assert next(record.training_loss for record in read_log(path).run.records) in (2.5, 2.0)

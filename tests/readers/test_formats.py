@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import READERS, UnknownFormat, find_logs, read_log, read_runs
-from rmetric.readers.columns import TARGETS, plain_name
+from rmetric.readers.names import TARGETS, plain_name
 from rmetric.readers.text_readers import LAST_READERS, TEXT_FORMATS
 
 HISTORY = [
@@ -69,7 +69,7 @@ def said(run: Run, words: str) -> bool:
     return any(words in note for note in run.notes)
 
 
-def own_run(id: str = "run") -> Run:
+def own_log(id: str = "run") -> bytes:
     records = [
         Record(
             step=step,
@@ -83,11 +83,8 @@ def own_run(id: str = "run") -> Run:
     ]
     truth = Truth(fault="LR_SPIKE", onset_step=12, outcome="failed", failure_kind="diverged")
     truth.failure_step = 19
-    return Run(id=id, records=records, truth=truth)
-
-
-def own_log(id: str = "run") -> bytes:
-    return b"".join(run_lines(own_run(id), RMetricConfig()))
+    run = Run(id=id, records=records, truth=truth)
+    return b"".join(run_lines(run, RMetricConfig()))
 
 
 # The format is seen from the content
@@ -326,8 +323,10 @@ def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
         ("step,loss,lr\n1,3.0\n2,2.0\n", "line 2: 2 cells, the header has 3"),
         ("step,loss\n1,3.0,7\n", "line 2: 3 cells, the header has 2"),
         ("step,loss\n1,\n2,\n", "no row holds a measurement"),
+        ("step,ppl\n1,20\n", "the columns are 'step', 'ppl'; --map loss=COLUMN says which"),
         ('{"step": 1, "loss": true}\n', "line 1: 'loss' is True"),
         ('{"step": 1, "loss": [1, 2]}\n', "line 1: 'loss' is"),
+        ('{"loss": 2.0}\n{"loss": "oops"}\n{"loss": 1.8}\n', "line 2: 'loss' is 'oops'"),
         ('seed,train_loss\n1,"[4, 3"\n', "line 2: 'train_loss' is no list"),
         ('{"log_history": []}', "'log_history' is empty"),
         ('{"log_history": [1, 2]}', "list of objects"),
@@ -344,8 +343,8 @@ def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
             {"losses": {"ce": LOSSES, "kl": LATER}}, {"loss_scale": LOSSES, "total_flos": LATER},
             {"train": {"accuracy": LOSSES}, "val": {"accuracy": LATER}},
         )),
-        ('[1.0, "x", 2.0]', 'entry 2 of the list is "x"; accepted: a loss'),
-        ("[\n1.0,\n[2.0],\n3.0\n]", "entry 2 of the list is [2.0]; accepted: a loss"),
+        ('[1.0, "x", 2.0]', 'line 1: entry 2 of the list is "x"; accepted: a loss'),
+        ("[\n1.0,\n[2.0],\n3.0\n]", "line 3: entry 2 of the list is [2.0]; accepted: a loss"),
         ("[[1, 2.0], [1, 3.0]]", "entry 2 of the list is [1, 3.0]; accepted: [step, loss]"),
         ("[[0.5, 2.0], [1.5, 3.0]]", "entry 1 of the list is [0.5, 2.0]"),
         ("[1, 2, 3]", "whole numbers alone"),
@@ -405,12 +404,6 @@ def test_what_was_guessed_is_said_and_a_map_needs_no_guess(tmp_path):
     assert not said(mapped, "guessed")
 
 
-def test_a_table_without_a_known_loss_says_its_columns_and_the_remedy(tmp_path):
-    with pytest.raises(UnknownFormat, match=r"'ppl'.*--map loss=COLUMN"):
-        read(tmp_path, "step,ppl\n1,20\n")
-    assert rows(only(read(tmp_path, "step,ppl\n1,20\n", loss="ppl"))) == [(1, 20.0, None, None)]
-
-
 def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
     lines = [
         '{"step": 5, "wallclock": 1.5, "loss": 2}',
@@ -439,6 +432,22 @@ def test_lists_in_cells_are_placed_by_what_they_count(tmp_path):
     assert rows(second) == [(0, 4.1, None, None), (1, 3.6, 3.7, None)]
     assert (first.id, second.id) == ("runs__row0", "runs__row1")
     assert said(first, "placed along 'train_loss' by 'tokens_val'")
+
+
+def test_a_document_may_hold_several_runs_and_each_chooses_its_columns(tmp_path):
+    document = {
+        "a": {"loss": [3, nan], "lr": [0.1, 0.2]},
+        "b": {"train_loss": [4.0, 3.5], "learning_rate": [0.3]},
+    }
+    first, second = read(tmp_path, json.dumps(document), "runs.json")
+    assert (first.id, rows(first)) == ("runs__a", curve((0, 3.0), (1, "nan")))
+    assert (second.id, rows(second)) == ("runs__b", curve((0, 4.0), (1, 3.5)))
+    rates = [[record.learning_rate for record in run.records] for run in (first, second)]
+    assert rates == [[0.1, 0.2], [None, 0.3]]
+    assert said(second, "spread evenly")
+    assert not said(first, "spread evenly")
+    with pytest.raises(LogError, match="--map loss=train_loss: no such column"):
+        read(tmp_path, json.dumps(document), "runs.json", loss="train_loss")
 
 
 # Laws

@@ -32,6 +32,21 @@ def written(path: Path, entries: Iterator[dict[str, float]]) -> Path:
     return path
 
 
+def test_of_a_log_with_more_records_every_kth_is_kept(tmp_path):
+    log = read_log(written(tmp_path / "run.jsonl", plain(9000)), most_records=1000)
+    evaluated = set(range(999, 9000, 1000))
+    assert [r.step for r in log.run.records] == sorted({*range(0, 9000, 16), *evaluated})
+    assert {r.step for r in log.run.records if r.validation_loss is not None} == evaluated
+    assert [r.training_loss for r in log.run.records[:2]] == [2.0, 2 + 16 % 7 / 10]
+    note = (
+        "every 16th of 9,000 records was judged, and also all 9 records with an evaluation; the "
+        "log holds more than --most-records 1,000; steps between them were not seen; windows "
+        "count records and span 16 times as many steps"
+    )
+    assert note in log.run.notes
+    assert log.thinned == {log.run.id: note}
+
+
 def test_a_log_below_the_limit_is_read_as_without_it(tmp_path):
     path = written(tmp_path / "run.jsonl", plain(3000))
     limited, free = read_log(path, most_records=3000), read_log(path)
@@ -90,20 +105,14 @@ def test_an_experiment_log_is_bounded_too(tmp_path):
     assert list(log.thinned) == ["own"]
 
 
-@pytest.fixture
-def packed(tmp_path: Path) -> Path:
+def test_replay_judges_a_log_of_too_many_records_and_says_what_it_did(tmp_path, capsys):
     entries = list(plain(9000))
     for entry in entries[5008:]:
         if "loss" in entry:
             entry["loss"] = nan
-    path = tmp_path / "run.jsonl.gz"
+    packed, out = tmp_path / "run.jsonl.gz", tmp_path / "out"
     lines = "".join(json.dumps(entry) + "\n" for entry in entries)
-    path.write_bytes(gzip.compress(lines.encode()))
-    return path
-
-
-def test_replay_judges_a_log_of_too_many_records_and_says_what_it_did(packed, tmp_path, capsys):
-    out = tmp_path / "out"
+    packed.write_bytes(gzip.compress(lines.encode()))
     command = ["replay", str(packed), "--out", str(out), "--plots", "none"]
     assert main([*command, "--most-records", "2000"]) == 0
     printed = capsys.readouterr()

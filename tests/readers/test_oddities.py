@@ -143,6 +143,21 @@ def test_an_error_after_reading_names_its_file_and_costs_no_other(
     assert "b.jsonl" not in said.err
 
 
+def left_out(tmp_path, capsys, form: str, at: int, bad: str) -> str:
+    """Why watch leaves out a bad line, which costs neither the others nor the alarm."""
+    head, line = FORMS[form]
+    before, after = log_of(form, [2.0] * at), log_of(form, [2.0] * 40, at + 2).removeprefix(head)
+    path = write(tmp_path, "run", before + bad + after + line.format(at + 42, 90.0) * 2)
+    code = main(["watch", str(path), "--stop-after", "0", "--detector", "loss_ewma"])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert f"ALARM run: step {at + 42}: " in said.out
+    number = at + 1 + head.count("\n")
+    told = f"{path}: a line could not be read and was left out, line {number}: "
+    assert told in said.err
+    return said.err.partition(told)[2]
+
+
 @pytest.mark.parametrize(
     ("form", "step", "loss"),
     [
@@ -154,21 +169,7 @@ def test_an_error_after_reading_names_its_file_and_costs_no_other(
 )  # fmt: skip
 @pytest.mark.parametrize("at", [0, 30])
 def test_watch_leaves_out_a_bad_line_and_tells_it_at_once(tmp_path, capsys, form, step, loss, at):
-    head, line = FORMS[form]
-    bad = line.format(step, loss)
-    before, after = (
-        log_of(form, [2.0] * at)[len(head) :],
-        log_of(form, [2.0] * 40, at + 2)[len(head) :],
-    )
-    path = write(tmp_path, "run", head + before + bad + after + line.format(at + 42, 90.0) * 2)
-    code = main(["watch", str(path), "--stop-after", "0", "--detector", "loss_ewma"])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    assert f"ALARM run: step {at + 42}: " in said.out
-    assert (
-        f"{path}: a line could not be read and was left out, line {at + 1 + head.count(chr(10))}: "
-        in said.err
-    )
+    assert left_out(tmp_path, capsys, form, at, FORMS[form][1].format(step, loss))
 
 
 @pytest.mark.parametrize("form", ["flat", "own", "csv", "nanogpt", "text"])
@@ -176,16 +177,8 @@ def test_watch_leaves_out_a_line_of_any_length_without_loading_it(
     tmp_path, capsys, monkeypatch, form
 ):
     monkeypatch.setitem(Source.__init__.__kwdefaults__, "longest_line", 1 << 19)
-    head, line = FORMS[form]
-    bad = "x" * (1 << 20) + "\n"
-    after = log_of(form, [2.0] * 40, 32)[len(head) :] + line.format(72, 90.0) * 2
-    path = write(tmp_path, "run", log_of(form, [2.0] * 30) + bad + after)
-    code = main(["watch", str(path), "--stop-after", "0", "--detector", "loss_ewma"])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    assert "ALARM run: step 72: " in said.out
-    number = 31 + head.count("\n")
-    assert f"left out, line {number}: the line is longer than 524,288 bytes" in said.err
+    why = left_out(tmp_path, capsys, form, 30, "x" * (1 << 20) + "\n")
+    assert why.startswith("the line is longer than 524,288 bytes")
 
 
 # A quote in a table

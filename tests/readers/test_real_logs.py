@@ -122,6 +122,8 @@ def _with_its_validations(run: str, rows: Rows) -> None:
     rows["eval"] = [(int(step), float(loss)) for step, loss in found]
 
 
+_TWO_LINES = "the log holds two lines of validation loss"
+_NO_EVALUATION = ("no evaluation", _TWO_LINES, _with_its_validations)
 FAULTS = (
     Fault(
         "algoperf_*",
@@ -142,18 +144,8 @@ FAULTS = (
         "by the tokens that the log counts for both there is one after each 4th of the first 60",
         _placed_by_tokens,
     ),
-    Fault(
-        "bigsci_871e9d",
-        "no evaluation",
-        "the log holds two lines of validation loss",
-        _with_its_validations,
-    ),
-    Fault(
-        "bigsci_a610b8",
-        "no evaluation",
-        "the log holds two lines of validation loss",
-        _with_its_validations,
-    ),
+    Fault("bigsci_871e9d", *_NO_EVALUATION),
+    Fault("bigsci_a610b8", *_NO_EVALUATION),
 )
 #: No parsed file: the log has no loss of a step.
 NOT_PARSED = {"dsex_sft_opt1.3b"}

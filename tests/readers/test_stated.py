@@ -17,8 +17,10 @@ from rmetric.log_entries import stated_alarm
 from rmetric.logs import LogError, metrics_line, run_lines
 from rmetric.metric import reason_for
 from rmetric.readers import open_log, read_log
-from rmetric.readers.columns import STATED, TARGETS, choose_columns
+from rmetric.readers.columns import STATED, choose_columns
+from rmetric.readers.names import TARGETS
 from rmetric.replay.scored_run import score_run
+from rmetric.reporting.page.traces import trace_of_stated
 from rmetric.reporting.replay_report import Replayed, replay_logs
 from tests.authors_data import AUTHORS, needs_authors_logs
 from tests.reporting.page.pages import Found
@@ -43,8 +45,7 @@ def only_r(*scores):
 
 
 def read(path, **mapping):
-    (run,) = read_log(path, mapping).runs
-    return run
+    return read_log(path, mapping).run
 
 
 def replayed(tmp_path, *paths) -> tuple[Replayed, list[dict]]:
@@ -131,7 +132,7 @@ def test_stated_r_alarms_above_the_stated_threshold_else_the_paper_s_and_says_wh
 ):
     scored = score_run(read(log(tmp_path / "a.jsonl", *only_r(0.57, 0.6, 0.9), **config)))
     assert scored.stated.threshold == threshold
-    assert scored.stated_alert_steps == [first]
+    assert trace_of_stated(scored).alarm_steps == [first]
     assert said(scored.notes, words)
 
 
@@ -139,7 +140,7 @@ def test_a_record_without_r_ends_no_stated_alarm_and_begins_none(tmp_path):
     path = log(tmp_path / "a.jsonl", *only_r(0.9), {}, *only_r(0.9, 0.1), {}, *only_r(nan))
     scored = score_run(read(path))
     assert scored.stated.alarms == [True, True, True, False, False, False]
-    assert scored.stated_alert_steps == [100]
+    assert trace_of_stated(scored).alarm_steps == [100]
     assert scored.stated.highest == 0.9
 
 
@@ -351,7 +352,7 @@ def test_a_table_s_stated_signals_and_r_are_read(tmp_path, form):
     assert [r.failure_rate for r in run.records] == [0.1] * 3
     assert [r.loss_drift_normalised for r in run.records] == [0.0, 1.0, 0.0]
     scored = score_run(run)
-    assert scored.stated_alert_steps == [20]
+    assert trace_of_stated(scored).alarm_steps == [20]
     assert scored.scores[1].score == 0.70  # ΔL as stated, and not of the training loss
 
 
@@ -377,8 +378,14 @@ def test_a_table_of_r_alone_is_a_log(tmp_path, name):
         text = '{"step": 1, "r_metric": 0.1}\n{"step": 2, "r_metric": 0.9}\n'
     (tmp_path / name).write_text(text)
     scored = score_run(read(tmp_path / name))
-    assert scored.stated_alert_steps == [2]
+    assert trace_of_stated(scored).alarm_steps == [2]
     assert not scored.is_defined
+
+
+def test_the_scores_of_a_replay_are_no_log(tmp_path):
+    replayed(tmp_path, log(tmp_path / "a.jsonl", *only_r(0.1, 0.9), experiment_id="a"))
+    with pytest.raises(LogError, match="the scores that a replay wrote"):
+        read_log(tmp_path / "out" / "a" / "scores.csv")
 
 
 # Two files, one id
@@ -450,7 +457,7 @@ def test_the_alarms_of_the_shipped_logs_begin_where_they_say():
     for path in sorted(AUTHORS.glob("JSONL_run_*.jsonl")):
         entries = map(json.loads, BytesIO(path.read_bytes()))
         alarmed = [entry["step"] for entry in entries if stated_alarm(entry)]
-        assert alarmed == score_run(read(path)).stated_alert_steps[:1]
+        assert alarmed == trace_of_stated(score_run(read(path))).alarm_steps[:1]
 
 
 @needs_authors_logs
@@ -458,7 +465,7 @@ def test_the_shipped_case_study_is_replayed_from_its_stated_signals_beside_its_s
     scored = score_run(read(AUTHORS / "metrics.csv"))
     assert [score.step for score in scored.scores] == list(range(10, 100, 10))
     assert scored.stated.scores[2] == 0.78
-    assert scored.stated_alert_steps == [30, 80]
+    assert trace_of_stated(scored).alarm_steps == [30, 80]
     assert scored.variance_source == "logged"
     assert scored.scores[2].raw.loss_drift == 1.9227378368377686
     assert scored.scores[2].score == 0.70

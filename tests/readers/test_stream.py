@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import gzip
 import importlib
-import json
 import os
 import resource
 from pathlib import Path
@@ -29,15 +28,6 @@ LINES = [
 
 def jsonl(entries) -> bytes:
     return b"".join(orjson.dumps(entry) + b"\n" for entry in entries)
-
-
-def as_python(entries) -> bytes:
-    """As json.dumps writes it: with bare nan, and blanks after the colons."""
-    return "".join(json.dumps(entry) + "\n" for entry in entries).encode()
-
-
-def streamed(path: Path, **options) -> list[tuple[str, Record]]:
-    return list(open_log(path, **options))
 
 
 # The quick way and the slow way
@@ -83,7 +73,7 @@ def test_the_stream_of_an_own_log_is_what_is_read_whole(tmp_path):
     path = write(tmp_path, "a", b"".join(run_lines(Run(id="x", records=records), RMetricConfig())))
     (run,) = read_log(path).runs
     assert run.records == records
-    assert streamed(path) == [("x", record) for record in records]
+    assert list(open_log(path)) == [("x", record) for record in records]
 
 
 def test_what_comes_before_a_broken_line_has_been_read(tmp_path):
@@ -113,13 +103,6 @@ def test_a_wandb_chart_holds_many_runs_and_its_step_is_said_to_be_no_step(tmp_pa
     assert (one.id, rows(one)) == ("export__a - b", [(0, 3.0, None, None)])
     assert (two.id, rows(two)) == ("export__c", [(0, 4.0, None, None), (7, "nan", None, None)])
     assert said(one, "'_step' counts calls of the logger")
-
-
-def test_a_document_may_hold_several_runs_and_nan(tmp_path):
-    curves = {"a": {"loss": [3, float("nan")]}, "b": {"loss": [4, 3]}}
-    a, b = read(tmp_path, json.dumps(curves), "x.json")
-    assert (a.id, rows(a)) == ("x__a", [(0, 3.0, None, None), (1, "nan", None, None)])
-    assert (b.id, rows(b)) == ("x__b", [(0, 4.0, None, None), (1, 3.0, None, None)])
 
 
 def event_file(folder: Path, values: dict[int, dict[str, float]], suffix: str = "") -> Path:
@@ -230,7 +213,7 @@ def test_a_line_of_any_length_is_refused_in_constant_memory(tmp_path, head):
             file.write(b"x" * (1 << 20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(LogError, match="longer than 1,000,000 bytes") as caught:
-        streamed(path, longest_line=1_000_000)
+        list(open_log(path, longest_line=1_000_000))
     assert caught.value.line == head.count(b"\n") + 1
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 16_000, f"{grown} KiB for a line of 40 MiB"

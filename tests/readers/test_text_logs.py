@@ -364,10 +364,7 @@ def test_steps_of_the_trainer_without_a_bar_are_counted():
 
 def test_an_accuracy_is_no_loss():
     image = MLPERF.replace("llama31_8b", "resnet")
-    assert [cells.get("eval_loss") for cells in cells_of(text_programs.MLPERF, image)] == [
-        None,
-        None,
-    ]
+    assert [cells.get("eval_loss") for cells in cells_of(text_programs.MLPERF, image)] == [None] * 2
 
 
 #: Programs that have no reader of their own: a text, and (step, loss, eval_loss, grad_norm).

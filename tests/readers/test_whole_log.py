@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric import Record
+from rmetric import Record, Run
 from rmetric.readers import read_log
 from rmetric.readers.whole_log import Thinning
 from rmetric.records import HardwareEvent
@@ -18,6 +18,7 @@ VALUES = {
     "ordinary": {"training_loss": 2.0},
     "evaluation": {"training_loss": 2.0, "validation_loss": 2.5},
     "stated": {"stated_score": 0.1},
+    "alarm": {"stated_score": 0.9},
     "nan": {"training_loss": nan},
     "inf": {"gradient_norm": inf},
     "worker": {"worker_gradient_norms": (1.0, nan)},
@@ -31,8 +32,8 @@ def records_of(kinds: list[str]) -> list[Record]:
     return [Record(step, **VALUES[kind]) for step, kind in enumerate(kinds)]
 
 
-def thinned(records: list[Record], most: int) -> Thinning:
-    thinning = Thinning(most)
+def thinned(records: list[Record], most: int, config: dict | None = None) -> Thinning:
+    thinning = Thinning(most, {"a": Run(id="a", records=[], config=config or {})})
     thinning.take("a", records)
     return thinning
 
@@ -71,15 +72,35 @@ def test_every_kth_is_kept_and_the_rare_ones_all():
     )
 
 
-def test_many_evaluations_are_thinned_too():
-    kinds = ["evaluation" if step % 3 == 0 else "ordinary" for step in range(3000)]
+@pytest.mark.parametrize(("every", "least"), [(2, 90), (3, 100)])
+def test_many_evaluations_are_thinned_too(every, least):
+    kinds = ["evaluation" if step % every == 0 else "ordinary" for step in range(3000)]
     kept = thinned(records_of(kinds), 300).records("a")
     assert len(kept) <= 301
-    assert sum(record.validation_loss is not None for record in kept) >= 100
+    assert sum(record.validation_loss is not None for record in kept) >= least
+    assert sum(record.validation_loss is None for record in kept) >= 90
+
+
+def test_the_note_is_of_the_kind_that_is_most_numerous_by_its_own_number():
+    kinds = ["evaluation"] * 2002
+    kinds[5] = kinds[-1] = "ordinary"
+    words = "every 32nd of 2,000 records with an evaluation was judged, and also all 2 records"
+    assert thinned(records_of(kinds), 100).note("a").startswith(f"{words} beside these; the log")
+
+
+def test_a_log_that_states_r_on_every_line_keeps_the_beginning_of_each_alarm():
+    records = [Record(step, stated_score=0.1) for step in range(5000)]
+    for step in (*range(1001, 1010), *range(3333, 3340)):
+        records[step].stated_score = 0.9
+    thinning = thinned(records, 100)
+    assert {1001, 3333} <= {record.step for record in thinning.records("a")}
+    assert "all 2 records with the beginning of an alarm by the logged R" in thinning.note("a")
+    own = thinned(records, 100, {"alert_thresholds": {"r_metric": 0.95}})
+    assert "alarm" not in own.note("a")
 
 
 def test_several_runs_share_the_limit():
-    thinning = Thinning(100)
+    thinning = Thinning(100, {})
     for step in range(5000):
         thinning.take("long", [Record(step, training_loss=2.0)])
         if step < 20:
@@ -90,7 +111,7 @@ def test_several_runs_share_the_limit():
 
 
 def test_more_runs_than_records_keep_the_first_of_each():
-    thinning = Thinning(5)
+    thinning = Thinning(5, {})
     for run in range(50):
         thinning.take(str(run), [Record(step, training_loss=2.0) for step in range(3)])
     assert all(thinning.records(str(run))[0].step == 0 for run in range(50))

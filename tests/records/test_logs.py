@@ -12,30 +12,18 @@ from hypothesis import strategies as st
 
 from rmetric import Record, RMetric, RMetricConfig, Run, Truth
 from rmetric.log_entries import OUTCOMES
-from rmetric.logs import (
-    LogError,
-    log_path,
-    metrics_line,
-    read_lines,
-    read_log,
-    run_lines,
-)
+from rmetric.logs import LogError, log_path, metrics_line, read_lines, read_log, run_lines
 from rmetric.metric import MODES
 from tests.detectors.streams import CONFIGS, ODDITIES, TAME, WILD, streams
 
 STEPS = st.integers(1, 5000)
 TRUTHS = st.builds(
-    Truth,
-    fault=st.sampled_from(["NONE", "LR_SPIKE", "DATA_DOMAIN_SHIFT"]),
-    severity=st.none() | st.floats(allow_nan=False),
-    benign=st.booleans(),
-    applicable=st.booleans(),
-    onset_step=st.none() | STEPS,
-    duration_steps=st.none() | STEPS,
-    outcome=st.sampled_from(OUTCOMES),
-    failure_kind=st.none() | st.text(),
+    Truth, fault=st.sampled_from(["NONE", "LR_SPIKE", "DATA_DOMAIN_SHIFT"]),
+    severity=st.none() | st.floats(allow_nan=False), benign=st.booleans(),
+    applicable=st.booleans(), onset_step=st.none() | STEPS, duration_steps=st.none() | STEPS,
+    outcome=st.sampled_from(OUTCOMES), failure_kind=st.none() | st.text(),
     failure_step=st.none() | STEPS,
-)
+)  # fmt: skip
 
 
 @st.composite
@@ -125,11 +113,8 @@ def test_a_line_says_nothing_of_a_signal_that_its_record_says_nothing_of():
 
 
 def test_numbers_of_numpy_are_written_as_numbers():
-    record = Record(
-        step=1,
-        validation_loss=np.float32(2.5),
-        worker_gradient_norms=(np.float64(1.0), np.float64(3.0)),
-    )
+    norms = (np.float64(1.0), np.float64(3.0))
+    record = Record(step=1, validation_loss=np.float32(2.5), worker_gradient_norms=norms)
     entry = strict(metrics_line(record, RMetric().update(record)))
     assert (entry["validation_loss"], entry["sigma_sq"]) == (2.5, 1.0)
 
@@ -187,12 +172,9 @@ def test_the_sparser_form_of_existing_logs_is_read(written):
         Record(step=100, failure_rate=2.0, gradient_variance=0.5, loss_drift=-0.1)
     ]
     assert run.truth == Truth(
-        fault="LR_SPIKE",
-        onset_step=2500,
-        outcome="failed",
-        failure_kind="loss exploded",
+        fault="LR_SPIKE", onset_step=2500, outcome="failed", failure_kind="loss exploded",
         failure_step=2507,
-    )
+    )  # fmt: skip
     assert run.notes == []
 
 
@@ -254,27 +236,19 @@ def metrics(**fields):
         (metrics(step=1, worker_gradient_norms=[1.0, None]), "found None; a number"),
         (metrics(step=1, hardware_events=["xid"]), "'hardware_events': found 'xid'; a JSON object"),
         (metrics(step=1, hardware_events=[{"kind": "xid"}]), "an event has time_seconds and kind"),
-        (
-            metrics(step=1, hardware_events=[{"time_seconds": 1, "kind": "xid", "worker": "a"}]),
-            "'worker': found 'a'; a whole number",
-        ),
+        (metrics(step=1, hardware_events=[{"time_seconds": 1, "kind": "xid", "worker": "a"}]),
+         "'worker': found 'a'; a whole number"),
         (b'{"event":"EXPERIMENT_START","config":[1]}\n', "'config': found [1]; a JSON object"),
-        (
-            b'{"event":"EXPERIMENT_START","config":{"fault_injection":{"type":7}}}\n',
-            "'type': found 7; a string",
-        ),
+        (b'{"event":"EXPERIMENT_START","config":{"fault_injection":{"type":7}}}\n',
+         "'type': found 7; a string"),
         (b'{"event":"FAULT_INJECTED","step":"soon"}\n', "'step': found 'soon'; a whole number"),
         (b'{"event":"EXPERIMENT_SUCCESS","ground_truth":1}\n', "'ground_truth': found 1"),
-        (
-            b'{"event":"EXPERIMENT_SUCCESS","ground_truth":{"benign":"no"}}\n',
-            "'benign': found 'no'; true or false",
-        ),
-        (
-            b'{"event":"EXPERIMENT_SUCCESS","ground_truth":{"outcome":"fine"}}\n',
-            "'outcome': found 'fine'; known are healthy, absorbed, not_applicable, failed",
-        ),
+        (b'{"event":"EXPERIMENT_SUCCESS","ground_truth":{"benign":"no"}}\n',
+         "'benign': found 'no'; true or false"),
+        (b'{"event":"EXPERIMENT_SUCCESS","ground_truth":{"outcome":"fine"}}\n',
+         "'outcome': found 'fine'; known are healthy, absorbed, not_applicable, failed"),
     ],
-)
+)  # fmt: skip
 def test_a_line_that_cannot_be_read_is_named(written, line, problem):
     path = written(START, METRICS, line, METRICS)
     with pytest.raises(LogError) as refusal:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmetric.diagnosis.report.incident import incident_page
+from rmetric.diagnosis.report.incident import around, incident_page, on_axis
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
 from rmetric.telemetry.lines import event_line
@@ -56,17 +56,6 @@ def telemetry(tmp_path):
     return path
 
 
-def lanes(found: Found) -> list[str]:
-    return [value for tag, name, value in found.attributes if (tag, name) == ("svg", "aria-label")]
-
-
-def policy(html: str) -> str:
-    values = [
-        value for tag, name, value in Found(html).attributes if (tag, name) == ("meta", "content")
-    ]
-    return values[0]
-
-
 def test_it_says_what_the_verdict_says():
     found = Found(incident_page(out_of_memory()))
     for words in (
@@ -83,7 +72,7 @@ def test_it_says_what_the_verdict_says():
 def test_without_a_training_log_there_is_no_script():
     html = incident_page(out_of_memory())
     assert "script" not in Found(html).tags
-    assert "script-src 'none'" in policy(html)
+    assert "script-src 'none'" in Found(html).values("meta", "content")[0]
 
 
 @pytest.mark.parametrize(
@@ -135,12 +124,12 @@ def test_it_needs_nothing_beside_itself_and_is_the_same_each_time(metrics, telem
     found = Found(html)
     links = [value for _, name, value in found.attributes if name in ("src", "href", "action")]
     assert all(value.startswith(("#", "data:")) for value in links)
-    assert "default-src 'none'" in policy(html)
+    assert "default-src 'none'" in Found(html).values("meta", "content")[0]
 
 
 def test_all_that_has_a_time_stands_on_one_axis(metrics, telemetry):
     found = Found(incident_page(out_of_memory(job=job()), metrics=metrics, telemetry=telemetry))
-    assert lanes(found) == [
+    assert found.values("svg", "aria-label") == [
         "Stage", "Alarms of the calibrated detector", "GPU node-03:1",
         "What indicates the failure",
         # around the failure: the alarm was before
@@ -148,6 +137,9 @@ def test_all_that_has_a_time_stands_on_one_axis(metrics, telemetry):
         "2. echo: A collective timed out",
     ]  # fmt: skip
     assert "On the axis of time it is placed by step 431, which both tell." in found.text
+    # The second axis is for moments that stick together alone.
+    assert around([1000.0, 1010.0], 0.0, 10_000.0) == (995.0, 1015.0)
+    assert around([1000.0, 9000.0], 0.0, 10_000.0) is around([1000.0], 0.0, 10_000.0) is None
 
 
 def test_an_alarm_is_placed_by_the_step_that_both_logs_tell(metrics):
@@ -161,7 +153,7 @@ def test_an_alarm_is_placed_by_the_step_that_both_logs_tell(metrics):
     assert place == pytest.approx(100 * (time - first) / (last - first), abs=0.01)
 
 
-def test_the_logs_steps_are_drawn_into_the_loss(metrics):
+def test_the_logs_steps_are_drawn_into_the_loss_and_those_of_another_count_said(metrics):
     found = Found(incident_page(out_of_memory(), metrics=metrics))
     lines = {one["label"]: one["step"] for one in found.data["lines"]}
     assert lines["the logs' last step"] == 431
@@ -169,6 +161,10 @@ def test_the_logs_steps_are_drawn_into_the_loss(metrics):
     assert not any("as published" in label for label in lines)
     assert [panel["name"] for panel in found.data["panels"]] == ["loss", "score_calibrated"]
     assert "Its alarms are not on the axis of time" in found.text
+    other = Found(incident_page(out_of_memory(iteration=10**7), metrics=metrics))
+    assert "the logs' last step" not in [one["label"] for one in other.data["lines"]]
+    said = "The logs' last step, 10,000,000, is not drawn: this log's steps are 1 to 431"
+    assert said in other.text
 
 
 def test_the_gpu_that_failed_is_set_beside_the_cause(telemetry):
@@ -188,7 +184,7 @@ def test_a_recording_of_another_day_is_said(telemetry):
     )  # fmt: skip
     found = Found(incident_page(later, telemetry=telemetry))
     assert "does not overlap with the logs' times" in found.text
-    assert lanes(found) == ["1. cause: A GPU ran out of memory"]
+    assert found.values("svg", "aria-label") == ["1. cause: A GPU ran out of memory"]
 
 
 def test_events_without_a_date_are_in_the_table_only():
@@ -210,3 +206,10 @@ def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path):
         incident_page(out_of_memory(), telemetry=rubbish)
     with pytest.raises(LogError, match=r"rubbish\.jsonl"):
         incident_page(out_of_memory(), metrics=rubbish)
+
+
+@pytest.mark.parametrize("time", [None, float("nan"), float("inf"), 4821.5, 1e300, -1.0])
+def test_what_is_no_date_is_not_on_an_axis(time):
+    assert not on_axis(time)
+    html = incident_page(out_of_memory(events=(evidence(time=time),), time=time))
+    assert "A GPU ran out of memory" in html

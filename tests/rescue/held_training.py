@@ -1,6 +1,6 @@
 """A training of two ranks that its rescue holds, for `rmetric supervise` and torchrun.
 
-    python held_training.py [--steps 40] [--bad-launches N]
+    python held_training.py [--bad-launches N]
 
 A fault that stays, from step 22 on, is put in place of the calibrated detector's evidence. It is
 there in the first `--bad-launches` launches of the run folder.

@@ -1,6 +1,7 @@
 """Rescue in a plain loop: what comes back is what was, bit for bit."""
 
 import json
+import logging
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.logs import read_log
 from rmetric.monitor.actions import restore
 from rmetric.rescue import Rescue, RescueConfig
+from rmetric.rescue.snapshot import Buffer
 from rmetric.rescue.snapshot_keeper import SnapshotKeeper
 from tests.rescue.trainings import (
     NANS,
@@ -98,6 +100,23 @@ def test_a_detector_that_went_back_to_the_first_steps_is_told_what_came_before_t
     assert [entry["to"] for entry in rescued["decisions"]] == [0]
     again = told.index(1, 1)
     assert told[again : again + 12] == [*range(1, 12), 1]
+
+
+def test_the_cost_is_stated_before_the_first_step_and_memory_is_used_again(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "rmetric")
+    stated, made, make = [], [], Buffer.__init__
+
+    def counted(self, *args, **more):
+        made.append(len(stated))
+        make(self, *args, **more)
+
+    def at(executed, step, model, optimizer):
+        stated.append(sum("takes a snapshot of" in message for message in caplog.messages))
+
+    monkeypatch.setattr(Buffer, "__init__", counted)
+    train(Rescue(SMALL), at=at, steps=80)
+    assert (stated[0], stated[-1]) == (1, 2)  # the second with the optimiser's state
+    assert max(made) < 40
 
 
 def test_bad_data_are_not_used_again():
@@ -194,6 +213,11 @@ def lasting(detector, step):
     return Evidence(step=step, since=22, kind="not_finite", words="it stays")
 
 
+def until_held(rescue):
+    """Evidence that stays until the run is held."""
+    return lambda detector, step: None if rescue.held else lasting(detector, step)
+
+
 def test_what_does_not_pass_is_held_at_the_weights_of_the_snapshot(tmp_path):
     log = tmp_path / "run.jsonl"
     rescue = Rescue(ALWAYS)
@@ -216,9 +240,6 @@ def test_what_does_not_pass_is_held_at_the_weights_of_the_snapshot(tmp_path):
 def test_a_held_run_waits_for_the_file_and_goes_on(tmp_path):
     rescue = Rescue(ALWAYS, on_hold="wait", hold_folder=tmp_path)
 
-    def until_held(detector, step):
-        return None if rescue.held else lasting(detector, step)
-
     def wake():
         while not (tmp_path / "verdict.json").exists():
             time.sleep(0.01)
@@ -227,7 +248,7 @@ def test_a_held_run_waits_for_the_file_and_goes_on(tmp_path):
     (tmp_path / "go").touch()  # of an earlier hold
     before = signal.getsignal(signal.SIGUSR1)
     threading.Thread(target=wake, daemon=True).start()
-    outcome = train(rescue, evidence_of=until_held)
+    outcome = train(rescue, evidence_of=until_held(rescue))
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["went_on"] == f"the file {tmp_path / 'go'}"
     assert actions(outcome)[-1] == "hold"

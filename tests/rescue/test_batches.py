@@ -67,6 +67,7 @@ def test_a_copy_is_of_any_class_and_has_not_the_rest_of_a_slices_memory():
     batch = Batch(torch.zeros(10, 10), (np.zeros(25), b"12345", "ä"))
     made = _copy(batch)
     assert bytes_of(batch) == 400 + 200 + 5 + 1
+    assert bytes_of(torch.eye(4).to_sparse()) == 64  # as a dense one: it has no `nbytes`
     assert made.rows.data_ptr() != batch.rows.data_ptr()
     assert made.names[0] is not batch.names[0]
 

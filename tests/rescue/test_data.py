@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from rmetric.monitor.actions.checkpoint_file import random_state, set_random_state
+from rmetric.rescue.agreement import DisagreementError
 from rmetric.rescue.data_position import OwnLoop
 from rmetric.rescue.evidence import LossLevel
 from rmetric.rescue.policy import Decision, RescueConfig, RescuePolicy
@@ -41,13 +42,12 @@ class Stream(IterableDataset):
 class Stateful:
     """As torchdata's loader: it restores itself."""
 
-    def __init__(self):
-        self.place = 0
+    batches, place = [torch.tensor([float(i)]) for i in range(7)], 0
 
     def __iter__(self):
-        while self.place < 7:
+        while self.place < len(self.batches):
             self.place += 1
-            yield torch.tensor([float(self.place)])
+            yield self.batches[self.place - 1]
         self.place = 0
 
     def state_dict(self):
@@ -69,7 +69,7 @@ def make(kind):
     if kind == "stateful":
         return Stateful()
     if kind == "list":
-        return [torch.tensor([float(i)]) for i in range(7)]
+        return Stateful.batches
     if kind == "iterator":
         return own_numbers()
     if kind == "distributed":
@@ -163,10 +163,7 @@ def test_the_data_of_the_steps_of_the_last_try_are_left_out(moves, per_step, res
     """
 
     class Numbers(Stateful):
-        def __iter__(self):
-            while self.place < 2000:
-                self.place += 1
-                yield self.place - 1
+        batches = range(2000)
 
     course = Course(Numbers() if restores_itself else iter(range(2000)), per_step)
     left, step = list(range(2000)), 0  # the data that are not left out
@@ -186,22 +183,28 @@ def test_the_data_of_the_steps_of_the_last_try_are_left_out(moves, per_step, res
         step = target
 
 
-def test_a_return_that_is_undone_leaves_no_data_out():
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, DisagreementError])
+def test_a_return_that_is_undone_leaves_no_data_out(error):
+    """Where a part fails or is interrupted, and where another rank has left."""
+
     class StateOnly:
         def state_dict(self, **_):
             return {}
 
-    class Broken(StateOnly):
-        def load_state_dict(self, state):
-            raise RuntimeError("it is broken")
+    def fails(*_):
+        keeper._most_of_ranks = others["broken"].load_state_dict = lambda value: value
+        raise error("it is broken")
 
-    course, model, others = Course(list(range(30))), torch.nn.Linear(1, 1), {"broken": Broken()}
+    course, model, others = Course(list(range(30))), torch.nn.Linear(1, 1), {"broken": StateOnly()}
     keeper = SnapshotKeeper(RescueConfig(), "host", None, lambda value: value)
     parts = Parts(model, list(model.parameters()), None, others, course.data, StateOnly())
     keeper.take(0, parts, RescuePolicy(), LossLevel())
     for step in range(1, 6):
         course.of_step(step)
     course.data.at_boundary(5)
-    with pytest.raises(RuntimeError, match="it is broken"):
+    others["broken"].load_state_dict = fails
+    if error is DisagreementError:
+        others["broken"].load_state_dict, keeper._most_of_ranks = (lambda _: None), fails
+    with pytest.raises(error, match="it is broken"):
         keeper.restore(Decision(action="go_back", to=0, skip=(2, 8)), parts)
     assert [course.of_step(step) for step in (6, 7, 8)] == [[5], [6], [7]]

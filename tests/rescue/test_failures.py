@@ -10,13 +10,17 @@ from torch import nn
 
 from rmetric.monitor import Monitor
 from rmetric.monitor.actions import restore
-from rmetric.rescue import Rescue, RescueConfig
+from rmetric.rescue import Rescue, RescueConfig, hold
 from rmetric.rescue import action as action_module
+from rmetric.rescue.disk import SnapshotFolder
+from rmetric.rescue.snapshot_keeper import SnapshotKeeper
 from tests.rescue.test_action import ALWAYS, lasting
 from tests.rescue.trainings import (
     NANS,
     SMALL,
+    STEPS,
     a_step,
+    actions,
     bad,
     instead_of_detector,
     make_loader,
@@ -62,8 +66,20 @@ def test_held_weights_are_saved_without_a_part_that_cannot_be(tmp_path):
 WAITING = RescueConfig(every=5, probation=5, far=20, observe=1, remedies=("leave_out", "hold"))
 
 
-def test_after_a_wait_the_training_goes_on_with_the_same_policy(tmp_path):
-    """The hold is at 20; the snapshots of 25 and 30 are of the course that was left."""
+@pytest.mark.parametrize("full", [False, True])
+def test_after_a_wait_the_training_goes_on_with_the_same_policy(
+    full, tmp_path, monkeypatch, caplog
+):
+    """The hold is at 20; the snapshots of 25 and 30 are of the course that was left.
+
+    A verdict that cannot be written after the wait costs no rescue.
+    """
+    write = hold.write_whole
+
+    def write_first(path, content):
+        (fail if full and b"went_on" in content else write)(path, content)
+
+    monkeypatch.setattr(hold, "write_whole", write_first)
     (tmp_path / "go").touch()  # of an earlier hold
     rescue = Rescue(WAITING, on_hold="wait", hold_seconds=0.0, hold_folder=tmp_path)
     evidence, policies = bad(32, since=23, kind="not_finite"), set()
@@ -76,7 +92,8 @@ def test_after_a_wait_the_training_goes_on_with_the_same_policy(tmp_path):
     assert len(policies) == 1
     assert outcome["problem"] == ""
     verdict = json.loads((tmp_path / "verdict.json").read_text())
-    assert verdict["went_on"] == "0 seconds are over"
+    assert verdict.get("went_on") == (None if full else "0 seconds are over")
+    assert ("the disk is full" in caplog.text) == full
     assert same(outcome, train())
 
 
@@ -108,6 +125,33 @@ def test_a_micro_batch_that_stands_out_is_no_rank():
     [entry] = rescued["decisions"]
     assert entry["workers"] == []
     assert same(rescued, train(per_step=2))
+
+
+def test_a_failed_write_beside_another_failure_does_not_end_the_training(
+    tmp_path, monkeypatch, caplog
+):
+    """The write of the newest snapshot fails in the background, and then the return."""
+
+    def at(executed, step, model, optimizer):
+        if executed == 5:
+            monkeypatch.setattr(SnapshotFolder, "_write", fail)
+            monkeypatch.setattr(SnapshotKeeper, "_check_fits", fail)
+
+    config = RescueConfig(every=5, probation=1, far=20)
+    rescued = train(Rescue(config, where=tmp_path), evidence_of=bad(7), at=at)
+    assert "the disk is full" in rescued["problem"]
+    assert rescued["taken"] == list(range(1, STEPS + 1))
+    assert sum("switched off" in r.message for r in caplog.records) == 1
+    assert not list(tmp_path.glob("*/step-*"))
+
+
+def test_a_folder_of_the_user_beside_the_snapshots_is_kept(tmp_path):
+    own = tmp_path / "rank-0" / "weights.pt"
+    own.parent.mkdir()
+    own.touch()
+    rescued = train(Rescue(SMALL, where=tmp_path), evidence_of=bad(23), steps=30)
+    assert actions(rescued) == ["go_back"]
+    assert own.exists()
 
 
 class Scaled(nn.Module):

@@ -18,13 +18,8 @@ from rmetric.rescue import action as action_module
 from rmetric.rescue import hold as hold_module
 from rmetric.rescue.policy import Evidence
 from tests.monitor.ranks import on_ranks
-from tests.rescue.test_action import ALWAYS, lasting
+from tests.rescue.test_action import ALWAYS, lasting, until_held
 from tests.rescue.trainings import SMALL, STEPS, actions, bad, same, train
-
-
-def until_held(rescue):
-    """Evidence that stays until the run is held."""
-    return lambda detector, step: None if rescue.held else lasting(detector, step)
 
 
 def waits(rank, folder):
@@ -118,7 +113,7 @@ def test_no_rank_ends_before_the_files_are_there(launched):
 
 def test_a_failure_on_one_rank_switches_all_off_and_hangs_none(launched):
     first, second = (found["fails"] for found in launched[0])
-    assert "another rank is switched off" in first["problem"]
+    assert first["problem"] == "the rescue of another rank is switched off"
     assert second["problem"].startswith("MemoryError")
     for outcome, found in zip((first, second), launched[0], strict=True):
         assert outcome["taken"] == list(range(1, STEPS + 1))

@@ -8,16 +8,8 @@ import pytest
 import torch
 
 from rmetric.rescue import Rescue
-from tests.rescue.trainings import (
-    NANS,
-    SMALL,
-    a_step,
-    actions,
-    bad,
-    make_loader,
-    parts,
-    train,
-)
+from tests.rescue.test_data import Stateful
+from tests.rescue.trainings import NANS, SMALL, a_step, actions, bad, make_loader, parts, train
 
 
 def messages(caplog, part):
@@ -136,26 +128,17 @@ def test_steps_that_the_data_leave_out_are_told(kind, per_step, count, nans, wor
     assert [bool(re.search(words, one)) for one in found] == ([True] if words else [])
 
 
-class RestoresItself:
+class RestoresItself(Stateful):
     """A loader with a state; where it is `wrong`, of its place and not of its random numbers."""
 
     def __init__(self, wrong=False):
-        self.batches, self.place, self.wrong = [*make_loader()], 0, wrong
+        self.batches, self.wrong = [*make_loader()], wrong
         self.generator = torch.Generator().manual_seed(1)
 
     def __iter__(self):
-        while self.place < len(self.batches):
-            self.place += 1
-            inputs, labels = self.batches[self.place - 1]
+        for inputs, labels in super().__iter__():
             noise = torch.randn(inputs.shape, generator=self.generator)
             yield inputs + noise if self.wrong else inputs, labels
-        self.place = 0
-
-    def state_dict(self):
-        return {"place": self.place}
-
-    def load_state_dict(self, state):
-        self.place = state["place"]
 
 
 @pytest.mark.parametrize("restores_itself", [False, True])

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.records import Record
 from rmetric.rescue.evidence import evidence_of
-from rmetric.rescue.policy import (
-    KINDS,
-    REMEDIES,
-    Evidence,
-    RescueConfig,
-    RescuePolicy,
-)
+from rmetric.rescue.policy import KINDS, REMEDIES, Evidence, RescueConfig, RescuePolicy
 
 
 class Simulated:

@@ -4,9 +4,9 @@ import pytest
 
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue.agreement import Agreement, Ballot, DisagreementError
-from rmetric.rescue.policy import Evidence
 from rmetric.rescue.snapshot_keeper import SnapshotPace
 from tests.monitor.ranks import on_ranks
+from tests.rescue.test_action import lasting
 from tests.rescue.trainings import NANS, SMALL, actions, bad, make_loader, same, train
 
 
@@ -28,12 +28,7 @@ def on_one_rank(rank, kind, folder):
     found["fails"] = train(failing, kind=kind, rank=rank, evidence_of=bad(22, since=19), at=at)
     held = Rescue(RescueConfig(every=5, probation=5, far=20, budget=1), hold_folder=folder / kind)
 
-    def lasts(detector, step):
-        if step < 23:
-            return None
-        return Evidence(step=step, since=22, kind="not_finite", words="it stays")
-
-    found["held"] = train(held, kind=kind, rank=rank, evidence_of=lasts)
+    found["held"] = train(held, kind=kind, rank=rank, evidence_of=lasting)
     found["held"]["step"] = held.held and held.held["step"]
     found["held"]["clean"] = train(kind=kind, rank=rank, steps=held.held["step"] or 1)
     found["sick"] = sick_worker(kind, rank, twin)
@@ -196,7 +191,7 @@ def test_the_mean_without_a_worker_is_that_of_the_others():
         out.remove()
     mean = sum(weight.grad for weight in weights) / 3
     assert torch.allclose(mean, torch.tensor([2.0, 3, 4]))
-    with pytest.raises(ValueError, match="most_out is 3 with 3 ranks"):
+    with pytest.raises(ValueError, match="most_out is 3 with 3 ranks: it must be at most 2"):
         WorkersOut(torch.nn.Linear(1, 1), [], 0, 3, 3)
 
 

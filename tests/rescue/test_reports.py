@@ -195,6 +195,12 @@ class TestPrometheus:
         assert 'run="tiny"' in path.read_text()
         assert weights == train()[1]
 
+    def test_the_first_rank_alone_exports(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("rmetric.monitor.actions.exports.rank", lambda: 1)
+        path = tmp_path / "rmetric.prom"
+        train(Prometheus(textfile=path))
+        assert not path.exists()
+
     def test_a_server_answers_during_the_training_and_frees_its_port_after_it(self, caplog):
         action = Prometheus(port=0)
         answers = []

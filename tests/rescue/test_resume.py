@@ -12,42 +12,16 @@ from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue import evidence as evidence_module
 from rmetric.rescue.policy import Evidence
-from tests.rescue.test_data import Course
+from tests.rescue.test_data import Course, Stateful
 from tests.rescue.trainers import Planted, hugging_face
-from tests.rescue.trainings import (
-    SMALL,
-    bad,
-    instead_of_detector,
-    make_model,
-    make_optimizer,
-    seed,
-)
+from tests.rescue.trainings import SMALL, bad, instead_of_detector, make_model, make_optimizer, seed
+
+#: Batches of one number each.
+NUMBERED = [(torch.full((4, 6), float(i)), torch.zeros(4, 1)) for i in range(60)]
 
 
-class Numbered:
-    """Batches of one number each, without an order of their own."""
-
-    def __iter__(self):
-        for i in range(60):
-            yield torch.full((4, 6), float(i)), torch.zeros(4, 1)
-
-
-class Stateful(Numbered):
-    """The same, which restores itself."""
-
-    place = 0
-
-    def __iter__(self):
-        while self.place < 60:
-            self.place += 1
-            yield torch.full((4, 6), float(self.place - 1)), torch.zeros(4, 1)
-        self.place = 0
-
-    def state_dict(self):
-        return {"place": self.place}
-
-    def load_state_dict(self, state):
-        self.place = state["place"]
+class RestoresItself(Stateful):
+    batches = NUMBERED
 
 
 def run(rescue, loader, steps, *, stop=None, state=None, evidence=None, at=None, make=None):
@@ -82,19 +56,19 @@ def run(rescue, loader, steps, *, stop=None, state=None, evidence=None, at=None,
 def test_the_used_budget_lasts_over_a_restart():
     """Each return costs 8 steps; of 10, one is allowed, in whatever process."""
     config = RescueConfig(every=5, probation=5, far=20, budget=10, share=0.0, quiet=1, observe=1)
-    first = run(Rescue(config), Numbered(), 60, stop=30, evidence=bad(23, since=19))
+    first = run(Rescue(config), NUMBERED, 60, stop=30, evidence=bad(23, since=19))
     assert first["state"]["actions"]["Rescue"]["policy"]["repeated"] == 8
     second = Rescue(config)
-    run(second, Numbered(), 60, state=first["state"], evidence=bad(48, since=44))
+    run(second, NUMBERED, 60, state=first["state"], evidence=bad(48, since=44))
     assert [e["action"] for e in second.decisions] == []
     blank = Rescue(config)
-    run(blank, Numbered(), 60, evidence=bad(48, since=44))
+    run(blank, NUMBERED, 60, evidence=bad(48, since=44))
     assert [e["action"] for e in blank.decisions] == ["go_back"]
 
 
 def test_no_snapshot_is_taken_of_weights_within_an_incident():
     first = Rescue(SMALL)
-    state = run(first, Numbered(), 60, stop=25, evidence=bad(23, since=19))["state"]
+    state = run(first, NUMBERED, 60, stop=25, evidence=bad(23, since=19))["state"]
     assert first.policy.state.incident is not None
     second = Rescue(SMALL)
     taken = []
@@ -102,7 +76,7 @@ def test_no_snapshot_is_taken_of_weights_within_an_incident():
     def at(step, optimizer):
         taken.append((step, list(second.policy.state.snapshots)))
 
-    run(second, Numbered(), 60, state=state, at=at)
+    run(second, NUMBERED, 60, state=state, at=at)
     kept = dict(taken)
     # The last evidence is of step 23; 20 steps without any end the incident, seen one step later.
     assert kept[26] == kept[44] == []
@@ -113,7 +87,7 @@ def test_no_snapshot_is_taken_of_weights_within_an_incident():
 def test_workers_stay_out_on_probation_if_the_ranks_are_the_same(ranks):
     """The state is that of a run on four ranks; this process sees as many, or one."""
     first = Rescue(SMALL)
-    state = run(first, Numbered(), 60, stop=10)["state"]
+    state = run(first, NUMBERED, 60, stop=10)["state"]
     of_rescue = state["actions"]["Rescue"]
     of_rescue["policy"]["out"] = [[2, 120, 100], [3, -1, 200]]
     of_rescue["ranks"] = 4
@@ -155,13 +129,9 @@ def skipping(loader, stop):
 
 def test_batches_that_are_left_out_stay_out_in_the_next_process():
     """The loader begins its epoch anew, as one without a state does: the same batches are out."""
-    state = skipping(Numbered(), 40)["state"]
-    assert state["actions"]["Rescue"]["data"] == {
-        "epoch": 0,
-        "batch": 0,
-        "left_out": [[20, 29]],
-    }
-    again = run(Rescue(SMALL), Numbered(), 70, state=state)["used"]
+    state = skipping(NUMBERED, 40)["state"]
+    assert state["actions"]["Rescue"]["data"] == {"epoch": 0, "batch": 0, "left_out": [[20, 29]]}
+    again = run(Rescue(SMALL), NUMBERED, 70, state=state)["used"]
     assert [batch for _, batch in again] == [*range(20), *range(29, 39)]
 
 
@@ -172,12 +142,12 @@ def test_a_loader_that_restores_itself_leaves_out_what_is_to_come():
         course.data.at_boundary(2)
         return course, used
 
-    course, used = at_step_2(Stateful())
+    course, used = at_step_2(RestoresItself())
     assert used == [0, 1]
     course.data.left_out = [(3, 6)]
     told = course.data.resume_state()
     assert told == {"epoch": 0, "batch": 2, "left_out": [[1, 4]]}
-    resumed = Stateful()
+    resumed = RestoresItself()
     resumed.load_state_dict(course.data.loader.state_dict())
     after = Course(resumed)
     after.data.resume(told)
@@ -218,10 +188,7 @@ def test_the_trainer_resumes_without_the_batches_that_were_left_out(monkeypatch,
     monkeypatch.setattr(evidence_module, "evidence_of", Planted([]))
     second = Rescue(SMALL)
     resumed = hugging_face(
-        tmp_path / "resumed",
-        [second],
-        resume=str(found.folder / "checkpoint-27"),
-        **settings,
+        tmp_path / "resumed", [second], resume=str(found.folder / "checkpoint-27"), **settings
     )
     plain = hugging_face(tmp_path / "plain")
     # Step 28 is the tenth of its epoch: batch 9, and 10, would come next; both are left out.
@@ -239,7 +206,7 @@ def test_planned_settings_are_set_after_a_restart_too():
             optimizer.param_groups[0]["betas"] = (0.5, 0.5)
 
     found = bad(23, since=21, kind="settings")
-    state = run(Rescue(SMALL), Numbered(), 60, stop=30, evidence=found, at=wrong)["state"]
+    state = run(Rescue(SMALL), NUMBERED, 60, stop=30, evidence=found, at=wrong)["state"]
     second, seen = Rescue(SMALL), []
     prepare = second._prepare_update
 
@@ -250,15 +217,15 @@ def test_planned_settings_are_set_after_a_restart_too():
 
     second._prepare_update = seen_after
     wrongly = partial(torch.optim.AdamW, lr=1.0, betas=(0.5, 0.5))
-    run(second, Numbered(), 40, state=state, at=wrong, make=wrongly)
+    run(second, NUMBERED, 40, state=state, at=wrong, make=wrongly)
     assert len(seen) == 10
     assert set(seen) == {(1e-2, (0.9, 0.999))}
 
 
 def test_a_loader_that_restores_itself_goes_on_behind_the_end_of_an_epoch():
-    loader = Stateful()
+    loader = RestoresItself()
     state = run(Rescue(SMALL), loader, 120, stop=60)["state"]
-    second = Stateful()
+    second = RestoresItself()
     second.load_state_dict(loader.state_dict())
     used = run(Rescue(SMALL), second, 120, state=state)["used"]
     assert used == [(61 + at, at) for at in range(60)]

@@ -98,6 +98,15 @@ def flat(model):
         return torch.cat([p.flatten() for p in model.parameters()]).clone()
 
 
+def noting(callback, hooks, place):
+    """The callback, which keeps the event of each hook with the `place` of its arguments."""
+    callback.calls = []
+    for hook, event in hooks.items():
+        note = lambda *words, _=event, **__: callback.calls.append((_, *place(*words)))  # noqa: E731
+        setattr(callback, hook, note)
+    return callback
+
+
 def in_trainer(
     name, make_callback, notes, net, folder, actions, *, data=None, half=False, **settings
 ):
@@ -120,20 +129,9 @@ def hugging_face(folder, actions=None, *, wrong=(), **settings):
     if actions is not None and not hasattr(Trainer, "_run_epoch"):
         pytest.skip("rescue needs the loop of transformers 5.5.4 or newer")
 
-    class Notes(TrainerCallback):
-        def __init__(self):
-            self.calls = []
-
-        def on_step_end(self, args, state, control, **_):
-            self.calls.append(("step", state.global_step, state.epoch))
-
-        def on_evaluate(self, args, state, control, **_):
-            self.calls.append(("evaluate", state.global_step, state.epoch))
-
-        def on_epoch_end(self, args, state, control, **_):
-            self.calls.append(("epoch", state.global_step, state.epoch))
-
-    net, notes = Net(wrong), Notes()
+    hooks = {"on_step_end": "step", "on_evaluate": "evaluate", "on_epoch_end": "epoch"}
+    notes = noting(TrainerCallback(), hooks, lambda _, state, *__: (state.global_step, state.epoch))
+    net = Net(wrong)
     usual = dict(logging_steps=1, num_train_epochs=EPOCHS)
     trainer = in_trainer(
         "hugging_face", RMetricCallback, notes, net, folder, actions, **usual | settings
@@ -149,21 +147,11 @@ def lightning(folder, actions=None, *, wrong=(), data=None, **settings):
 
     from rmetric.integrations.lightning import RMetricCallback
 
-    class Notes(package.Callback):
-        def __init__(self):
-            self.calls = []
-
-        def on_train_batch_end(self, trainer, *_):
-            self.calls.append(("step", trainer.global_step, trainer.current_epoch))
-
-        def on_validation_end(self, trainer, module):
-            self.calls.append(("evaluate", trainer.global_step, trainer.current_epoch))
-
-        def on_train_epoch_end(self, trainer, module):
-            self.calls.append(("epoch", trainer.global_step, trainer.current_epoch))
-
+    hooks = {"on_train_batch_end": "step", "on_validation_end": "evaluate"}
+    hooks["on_train_epoch_end"] = "epoch"
+    notes = noting(package.Callback(), hooks, lambda of, *_: (of.global_step, of.current_epoch))
     package.seed_everything(42, verbose=False)
-    net, notes = Net(wrong), Notes()
+    net = Net(wrong)
     usual = dict(max_epochs=EPOCHS, shuffle=not isinstance(data, IterableDataset))
     trainer = in_trainer(
         "lightning", RMetricCallback, notes, net, folder, actions, data=data, **usual | settings

@@ -15,6 +15,7 @@ from rmetric.detectors import DETECTORS
 from rmetric.evaluation import judge, score
 from rmetric.evaluation.traces import trace_by
 from rmetric.simulation.published import (
+    ACTING,
     PublishedDynamics,
     PublishedSpec,
     published_specs,
@@ -22,10 +23,15 @@ from rmetric.simulation.published import (
 )
 from studies.paper.analysis import metric_trace
 from studies.paper.anatomy import (
+    ANATOMY,
     AUTHORS,
+    FAULT_OF_RUN,
     PUBLISHED,
     ROWS,
+    alerts_of_batch,
+    anatomy,
     judge_batch,
+    over_seeds,
     r_metric,
 )
 from studies.paper.published_batch import Draws, Faults, PublishedBatch, run_batch, scores
@@ -122,6 +128,19 @@ def test_r_is_that_of_the_stream(config):
         assert row[: len(streamed)] == pytest.approx(streamed, rel=0, abs=0 if exact else 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RMetricConfig.simulation(component_window=50), "at most the component window of 50"),
+        (RMetricConfig.authors_case_study(), "follows no validation loss"),
+    ],
+)
+def test_settings_that_cannot_be_scored_at_once_are_refused(config, message):
+    batch = run_batch(OFTEN, faults(specs(4), OFTEN), drawn(specs(4), OFTEN, seed=0))
+    with pytest.raises(ValueError, match=message):
+        scores(batch, config)
+
+
 def _norms(run):
     return [float(np.mean(record.worker_gradient_norms)) for record in run.records]
 
@@ -184,3 +203,49 @@ def test_a_study_is_scored_as_its_runs_are_one_by_one():
         published.f1.point, causal.f1.point, published.hits, published.false_alarms
     ]  # fmt: skip
     assert found[5] == pytest.approx(published.lead_minutes.point)
+
+
+def test_a_run_that_has_crashed_is_silent():
+    batch = PUBLISHED.study(0)
+    late = np.ones(batch.validation_RE.shape, dtype=bool) & (batch.steps_E > 2600)
+    alerts = alerts_of_batch(batch, late)
+    assert (alerts.first[np.isfinite(batch.failure_R)] == inf).all()
+
+
+def test_the_same_seed_draws_the_same_noise_under_every_condition():
+    plain, healthy = PUBLISHED.study(4), ~np.isin(FAULT_OF_RUN, ACTING)
+    for condition in ANATOMY:
+        batch = condition.study(4)
+        if condition.dynamics == PUBLISHED.dynamics:
+            assert (batch.validation_RE[healthy] == plain.validation_RE[healthy]).all()
+        if condition.absorbed:
+            assert np.isfinite(batch.failure_R).sum() == 36
+
+
+@pytest.mark.parametrize(
+    ("title", "published", "causal"),
+    [("As published", 0.985, 0.963), ("(a) ΔL from the true moving average", 0.785, 0.497),
+     ("(b) Onset at a random step", 0.169, 0.116), ("Onset one step later (2501)", 0.038, 0.0),
+     ("Half of the faults absorbed", 0.648, 0.633), ("Evaluation noise × 2", 0.951, 0.884),
+     ("Evaluation noise × 4", 0.847, 0.640), ("All noise of the loss × 2", 0.843, 0.636),
+     ("All noise of the loss × 4", 0.691, 0.280), ("Evaluation every 10 steps", 0.577, 0.014),
+     ("(a) and (b)", 0.423, 0.044)],
+)  # fmt: skip
+def test_one_change_takes_the_number_apart(title, published, causal):
+    """By the authors' weights, against a prototype written from the specification by another."""
+    [condition] = [condition for condition in ANATOMY if condition.title == title]
+    number = 8 if condition.dynamics.evaluate_every < 100 else 50
+    config = replace(condition.config, weights=AUTHORS.weights)
+    [found] = over_seeds(condition, [r_metric(config)], number)
+    assert found.published_f1.mean() == pytest.approx(published, abs=0.02)
+    assert found.causal_f1.mean() == pytest.approx(causal, abs=0.025)
+
+
+def test_the_anatomy_has_the_authors_weights_beside_the_papers(monkeypatch):
+    kept = [PUBLISHED, next(c for c in ANATOMY if c.title.startswith("Weights"))]
+    monkeypatch.setattr("studies.paper.anatomy.ANATOMY", kept)
+    published, other_weights = anatomy(4)
+    rules = [r_metric(CONFIG), r_metric(AUTHORS)]
+    for found, expected in zip(published[1:], over_seeds(PUBLISHED, rules, 4), strict=True):
+        assert [list(x) for x in found] == [list(x) for x in expected]
+    assert other_weights.by_authors is None

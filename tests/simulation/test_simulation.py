@@ -75,17 +75,9 @@ def test_without_faults_the_excess_loss_is_a_power_of_the_step(healthy):
     ],
 )
 def test_severity_is_monotone_in_expectation(name, severities):
+    changes = dict(architecture="GPT-4-MoE", fault=name, duration_steps=200)
     rates = [
-        failure_rate(
-            repeated(
-                12,
-                f"{name}-{severity}",
-                architecture="GPT-4-MoE",
-                fault=name,
-                severity=severity,
-                duration_steps=200,
-            )
-        )
+        failure_rate(repeated(12, f"{name}-{severity}", severity=severity, **changes))
         for severity in severities
     ]
     assert all(a <= b for a, b in pairwise(rates))
@@ -220,6 +212,17 @@ def test_workers_norms_follow_one_law_whether_first_or_last():
     assert np.abs(correlation + 1 / 7).max() < 0.1  # of independent values about their mean
 
 
+def test_a_slow_link_slows_the_job_and_is_seen_in_its_events():
+    slow, control = simulate(
+        [spec("same", fault="NETWORK_DEGRADATION", severity=250), spec("same")]
+    )
+    assert slow.records[-1].time > control.records[-1].time + 100
+    retries = [e for r in slow.records for e in r.events if e.kind == "link_retry"]
+    assert len(retries) > 5
+    losses = [[record.validation_loss for record in run.records] for run in (slow, control)]
+    assert losses[0] == losses[1][: len(losses[0])]
+
+
 def hardware(seed: int, process: str | None, severity: float, steps: int, begin: int, last: int):
     return simulate_hardware(
         np.random.default_rng(seed), num_workers=8, total_steps=steps, seconds_per_step=5.0,
@@ -234,6 +237,14 @@ def test_two_in_ten_sick_nodes_give_signs():
         workers = [e.worker for e in history.events if e.time > 2500.0]
         signs += any(workers.count(w) >= 5 for w in set(workers))
     assert 40 < signs < 110  # 80 expected, fewer where the node dies at once
+
+
+def test_hardware_times_rise_and_lie_within_the_run():
+    for process in (None, "sick_node", "slow_link"):
+        history = hardware(3, process, 20.0, 500, 100, 300)
+        times = [event.time for event in history.events]
+        assert times == sorted(times)
+        assert all(0 <= time <= history.end_seconds[-1] for time in times)
 
 
 def test_outcomes_are_what_their_definitions_say():

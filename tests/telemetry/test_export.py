@@ -113,7 +113,7 @@ def test_the_textfile_is_replaced_whole_and_readable_by_others(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_endpoint_is_on_loopback_and_answers_with_what_is_known_now():
+def test_the_endpoint_is_on_loopback_answers_with_what_is_known_now_and_has_its_port_alone():
     watched = FakeTelemetry(("a", WELL))
     server = serve(PrometheusCollector(watched), 0)
     try:
@@ -122,6 +122,8 @@ def test_the_endpoint_is_on_loopback_and_answers_with_what_is_known_now():
         with urllib.request.urlopen(url, timeout=10) as answer:
             assert answer.read() == exposition(metrics(("a", WELL)))
             assert answer.headers["Content-Type"].startswith("text/plain")
+        with pytest.raises(OSError, match="in use"):
+            serve(metrics(), server.server_port)
         watched.process("a", GpuSign(gpu=0, time=5.0, kind="xid_79"))
         with urllib.request.urlopen(url, timeout=10) as answer:
             assert (

@@ -81,6 +81,10 @@ class TestJudge:
         assert levels == sorted(levels, reverse=True)
         assert len(verdict.reasons) == len(rules)
 
+    @given(st.lists(st.sampled_from([xid_kind(n) for n in sorted(APPLICATION_XIDS)])))
+    def test_applications_never_condemn(self, events):
+        assert judged(events).level == "healthy"
+
     @pytest.mark.parametrize(
         ("xid", "gist"),
         [(94, ("risk", "restart_application")), (63, ("risk", "reset")), (119, ("fatal", "reset")),

@@ -8,12 +8,7 @@ from rmetric.logs import LogError
 from rmetric.telemetry.export import JsonlFile
 from rmetric.telemetry.lines import LEVELS, GpuVerdict, event_line, read_line, verdict_line
 from rmetric.telemetry.reading import GpuSign, Reading
-from rmetric.telemetry.sources import (
-    AllSources,
-    GpuWatch,
-    ReplayedReadings,
-    VerdictFiles,
-)
+from rmetric.telemetry.sources import AllSources, GpuWatch, ReplayedReadings, VerdictFiles
 
 T = 1_800_000_000.0
 

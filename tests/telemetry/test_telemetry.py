@@ -96,6 +96,13 @@ class TestHistories:
         assert seen["slowest_poll_seconds"] < 0.5
         assert seen["close_seconds"] < 3.0
 
+    def test_a_call_that_answers_late_is_forgiven(self, nvml):
+        history = [(5, 0, "hang", 700), (8, 0, "xid", 79)]
+        seen = play(nvml, history, ticks=12, hung_after=0.2)
+        assert any("not answered" in (problem or "") for _, problem in seen["states"])
+        assert seen["states"][-1] == [True, None]
+        assert kinds(seen) == ["xid_79"]
+
     def test_what_a_gpu_does_not_tell_is_missing_and_not_zero(self, nvml):
         names = ("temperature", "power", "ecc_corrected", "remapped", "replays", "throttle")
         names += ("sm_clock", "memory_clock_max", "ecc_uncorrected_lifetime", "links", "recovery")
@@ -159,6 +166,10 @@ class TestHistories:
         assert reading["nvlink_recoveries"] == 2
         assert reading["nvlink_crc_errors"] == 34
         assert kinds(seen) == ["nvlink_error"]
+
+    def test_advice_that_is_newer_than_this_is_kept_by_its_number(self, nvml):
+        (reading,) = play(nvml, [(1, 0, "recovery", 42)], ticks=5)["readings"]
+        assert reading["recovery_action"] == "unknown_42"
 
 
 class TestDevices:

@@ -101,6 +101,15 @@ class TestHistories:
             "nothing is heard of the GPU: the NVIDIA driver is not loaded"
         ]
 
+    @pytest.mark.long
+    def test_a_call_that_hangs_is_a_risk_until_it_answers(self, nvml):
+        seen = play_verdicts(
+            nvml, [(20, 0, "hang", 2500)], ticks=40, seconds_a_tick=None, interval=1e-3,
+            silence=1.0, hung_after=0.2,
+        )  # fmt: skip
+        assert gists(seen) == [("healthy", "none"), ("risk", "watch"), ("healthy", "none")]
+        assert "NVML has not answered for" in seen["verdicts"][1]["reasons"][0]
+
 
 def test_no_gpu_is_a_problem_and_no_verdict(nvml):
     seen = play_verdicts(nvml, [], ticks=4, gpus=0)

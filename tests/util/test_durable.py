@@ -9,19 +9,35 @@ from rmetric.cli.main import main
 from rmetric.monitor.log_file import MonitorLog
 
 
-def write(path, *pieces):
+def write_durably(path, pieces):
     with durable_file(path) as file:
-        for piece in pieces:
-            file.write(piece)
+        file.writelines(pieces)
 
 
-def test_a_file_is_whole_or_what_it_was(tmp_path):
+@pytest.mark.parametrize("write", [write_durably, write_atomically])
+@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])
+def test_a_writer_that_raises_leaves_what_was_there_before(tmp_path, write, error):
+    def pieces():
+        yield b"half"
+        raise error
+
     path = tmp_path / "file"
-    write(path, b"who", b"le")
-    with pytest.raises(TypeError):
-        write(path, b"half", None)
-    assert path.read_bytes() == b"whole"
-    assert list(tmp_path.iterdir()) == [path]
+    for before in ({}, {path: b"whole"}):
+        with pytest.raises(type(error)):
+            write(path, pieces())
+        assert {there: there.read_bytes() for there in tmp_path.iterdir()} == before
+        write(path, [b"who", b"le"])
+
+
+def test_the_error_names_the_file_that_was_to_be_written(tmp_path):
+    def full():
+        yield b"1"
+        raise OSError(28, "No space left on device")
+
+    for path, pieces in ((tmp_path / "none" / "a", [b"1"]), (tmp_path / "b", full())):
+        with pytest.raises(OSError, match=r"No such file|No space left") as raised:
+            write_atomically(path, pieces)
+        assert raised.value.filename == str(path)
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o027, 0o077])
@@ -50,23 +66,15 @@ def test_no_file_of_a_replay_follows_a_planted_link(tmp_path):
     assert not any(map(Path.is_symlink, files))
 
 
-def _to_a_pipe(path):
-    os.mkfifo(path)
-
-
-def _to_a_linked_device(path):
-    path.symlink_to(os.devnull)
-
-
-@pytest.mark.parametrize("make", [_to_a_pipe, _to_a_linked_device])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(os.devnull)])
 def test_no_device_or_pipe_is_replaced_by_a_result(tmp_path, capsys, make):
     path, log = tmp_path / "there.json", tmp_path / "run.csv"
     make(path)
     log.write_text("step,loss\n1,2.0\n2,1.9\n3,1.8\n")
     before = path.lstat()
-    for writes in (lambda: write_atomically(path, [b"1"]), lambda: write(path, b"1")):
+    for write in (write_atomically, write_durably):
         with pytest.raises(OSError, match="not a file of a disk"):
-            writes()
+            write(path, [b"1"])
     for argv in (
         ["calibrate", str(log), "--out"],
         ["replay", str(log), "--out"],

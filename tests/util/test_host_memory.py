@@ -8,6 +8,7 @@ from rmetric._util import host_memory
 from rmetric._util.host_memory import available_memory, available_to_rank
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue import snapshot as snapshots
+from rmetric.rescue.snapshot_keeper import snapshots_kept
 from tests.rescue.trainings import same, train
 
 GB = 10**9
@@ -103,24 +104,12 @@ def test_snapshots_that_fit_take_no_more_than_they_need(monkeypatch):
 
     monkeypatch.setattr(snapshots.Buffer, "__init__", counted)
     train(Rescue(config))
-    most, sizes = snapshots_of(config), sorted(set(made))
+    most, sizes = snapshots_kept(config), sorted(set(made))
     total = int(most * sizes[-1] / host_memory.MOST_OF_MEMORY) + 1
-    held = []
+    made.clear()
     monkeypatch.setattr(
         host_memory,
         "available_to_rank",
-        lambda: total - sum(n == sizes[-1] for n in held) * sizes[-1],
+        lambda: total - sum(n == sizes[-1] for n in made) * sizes[-1],
     )
-
-    def noted(self, size, device, **more):
-        held.append(size)
-        init(self, size, device, **more)
-
-    monkeypatch.setattr(snapshots.Buffer, "__init__", noted)
     assert train(Rescue(config))["problem"] == ""
-
-
-def snapshots_of(config):
-    from rmetric.rescue.snapshot_keeper import snapshots_kept
-
-    return snapshots_kept(config)

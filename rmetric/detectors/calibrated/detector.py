@@ -52,7 +52,8 @@ class _Config(NamedTuple):
 class CalibratedDetector:
     """Alarms on evidence beyond that of healthy runs, and names the evidence.
 
-    Each source (see `sources`) gives statistics relative to the run's own rolling
+    Each source (training loss, validation loss, probe loss, updates, gradients, hardware,
+    non-finite values, learning rate) gives statistics relative to the run's own rolling
     baseline. A statistic s has two thresholds, floors that are raised where healthy
     and benign runs exceed them: a solo threshold a, which alarms by itself, and a
     joint threshold b, which alarms together with another source. With u the largest
@@ -64,7 +65,8 @@ class CalibratedDetector:
     in healthy runs, or two of different kinds that are each unusual. Both must last for five
     steps: the least of their records counts. Values that are not finite
     and the training loss, whose statistics contain this, count at once, and so do two sources
-    of those that suffice together (`SUFFICES`). What is not logged adds nothing.
+    of those that suffice together (`SUFFICES`). What is not logged adds nothing;
+    with only a loss it works on that.
 
     An alarm of the losses stays open, with a score of 1.01, until the loss is back or its new level
     has become usual: one collapse is one alarm.
@@ -80,6 +82,8 @@ class CalibratedDetector:
         thresholds: those of `rmetric calibrate`; by default the shipped ones.
 
     Attributes:
+        score: 1 is the threshold; nan until there is anything to judge by.
+        alarm: whether the score is above 1.
         reason: the verdict; each piece of evidence with its usual value and since when; a jump of
             the learning rate where one that nobody announced came before; and a suggested action.
         verdict: ``healthy``; ``spike or failure, too early to tell`` in the first ten records of
@@ -89,9 +93,11 @@ class CalibratedDetector:
             before that and while there is an alarm.
         evidence: statistic -> its strength, 1 being enough for an alarm: alone, or, where
             it never alarms alone, beside another source.
+        statistics: what the sources give, in their own units.
         pair: strength of the second largest source, 1 being enough beside the largest; the least
             of the last records.
-        contributions: λ, σ² and ΔL from 0 to 1 as the calibrated R-Metric weighs them.
+        contributions: λ, σ² and ΔL from 0 to 1 as the calibrated R-Metric weighs them, where
+            1 is a quarter more than the limit or than healthy runs show; see `CalibratedRMetric`.
 
     >>> detector = CalibratedDetector()
     >>> for step in range(60):
@@ -243,9 +249,10 @@ class CalibratedDetector:
 
     @property
     def level(self) -> str:
-        """``alarm``; ``watch`` while any statistic is above a threshold; else ``quiet``.
+        """``alarm``, which is to act on; ``watch``, which is to look closer; else ``quiet``.
 
-        In healthy runs the second comes some hundred records apart.
+        A watch holds while any statistic is above a threshold, in healthy runs some hundred
+        records apart.
         """
         return "alarm" if self.alarm else "watch" if self._since else "quiet"
 

@@ -41,7 +41,6 @@ class Gradients(EvidenceSource):
         opposed_worker  minus the EWMA (0.2) of the cosine between a worker's gradient and the
                         mean of the others', of the worst worker: above 0 it climbs where they
                         descend; from the eleventh record on
-
         gradient_variance  EWMA (0.1) of the robust z of log(variance of the workers' norms),
                         cut to ±6: the σ² of the R-Metric, for `contributions` alone
 

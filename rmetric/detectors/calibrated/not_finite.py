@@ -33,9 +33,7 @@ class NotFinite(EvidenceSource):
 
     def __init__(self) -> None:
         super().__init__()
-        self._norms = 0
-        self._skipped = 0
-        self._norms_from = self._skipped_from = 0
+        self._norms = self._skipped = self._norms_from = self._skipped_from = 0
         self._field = self._what = ""
 
     def update(self, record: Record) -> None:

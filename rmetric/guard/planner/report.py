@@ -39,7 +39,8 @@ def _nearest(problem: Problem, best: Option | None) -> dict[str, Any] | None:
     """Layout if the batch may change, where the plan leaves more than a few GPUs idle."""
     if best is None or best.layout.num_gpus >= AT_WORK * problem.cluster.num_gpus:
         return None
-    near = faster_with(problem, best).get("--allow-batch-change")
+    flag = "--allow-batch-change"
+    near = faster_with(problem, best, flag).get(flag)
     if near is None:
         return None
     change = near.layout.global_batch / problem.batch.samples - 1

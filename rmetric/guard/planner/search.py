@@ -108,7 +108,7 @@ def plan(
     Raises:
         ValueError: the engine is unknown.
     """
-    return answer(_problem(model, cluster, batch, engine, options), current)
+    return answer(problem_of(model, cluster, batch, engine, options), current)
 
 
 def check(
@@ -122,7 +122,7 @@ def check(
     options: PlanOptions | None = None,
 ) -> tuple[str, ...]:
     """Reasons why a layout is infeasible, as sentences; arguments and errors as of `plan`."""
-    problem = _problem(model, cluster, batch, engine, options)
+    problem = problem_of(model, cluster, batch, engine, options)
     needed = _memory(problem, layout, recompute)
     broken = [*_broken_sizes(problem, layout), rules.batch_rule(problem, layout)]
     broken.append(rules.node_rule(problem, layout))
@@ -151,14 +151,15 @@ def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
     )
 
 
-def faster_with(problem: Problem, best: Option) -> dict[str, Option]:
+def faster_with(problem: Problem, best: Option, only: str = "") -> dict[str, Option]:
     """Option of the command line -> the layout with which it would be faster than `best`.
 
-    Empty where no GPU is idle.
+    `only`: one option, the others are not tried. Empty where no GPU is idle.
     """
     if best.layout.num_gpus == problem.cluster.num_gpus:
         return {}
-    found = {flag: answer(freed).best for flag, freed in _freed(problem).items()}
+    tried = [(flag, freed) for flag, freed in _freed(problem).items() if only in ("", flag)]
+    found = {flag: answer(freed).best for flag, freed in tried}
     return {
         flag: other
         for flag, other in found.items()
@@ -369,9 +370,10 @@ def _bound(problem: Problem, split: Split) -> float:
 # -- the choice, and what is said of it
 
 
-def _problem(
+def problem_of(
     model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: str, options: PlanOptions | None
 ) -> Problem:
+    """Problem of the arguments of `plan`."""
     return Problem(
         model=model, cluster=cluster, engine=engine_named(engine), batch=batch,
         options=options or PlanOptions(),

@@ -7,6 +7,7 @@ warm_launcher.py   script of the spare launcher; it may fork the ranks
 attempt.py         one launch from start to exit; GPU verdicts and alarms of its log meanwhile
 launch_failure.py  a launch that fails or hangs: its heartbeats, its cause, whether it may pass
 stacks.py          what the ranks of a hang do; the diagnosis of a hang or failure
+nccl_ras.py        the ranks that NCCL's RAS service names
 journal.py         event log and lock of the run folder; the text of its lines
 summary.py         summary of a journal
 supervise.py       event loop that connects these parts
@@ -42,10 +43,12 @@ class Settings:
         above_0 = ["start", "hang", "saving", "quiet", "poll", "progress"]
         for name, value in vars(self).items():
             if name.removesuffix("_seconds") in above_0:
-                require(name, value, value is None or 0 < value < inf, "a number above 0")
+                above = name == "quiet_seconds" if value is None else 0 < value < inf
+                require(name, value, above, "a number of seconds above 0")
             else:
                 least = int(name == "suspect_after")
-                require(name, value, least <= value < inf, f"a number of at least {least}")
+                words = "a number of seconds from" if "seconds" in name else "a number of at least"
+                require(name, value, least <= value < inf, f"{words} {least}")
 
     def timeout(self, phase: str) -> float:
         """Longest time without a heartbeat in a phase, seconds."""

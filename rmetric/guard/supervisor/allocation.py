@@ -13,15 +13,8 @@ from rmetric.guard.planner import BatchSpec, PlanOptions
 from rmetric.guard.planner.cluster import Cluster, ClusterNode
 from rmetric.guard.planner.cluster import Gpu as PlannerGpu
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.problem import (
-    AT_WORK,
-    LARGEST_CHANGE,
-    SIZES,
-    WORTH_SAYING,
-    Problem,
-    engine_named,
-)
-from rmetric.guard.planner.search import answer, idle_hints
+from rmetric.guard.planner.problem import AT_WORK, LARGEST_CHANGE, SIZES, WORTH_SAYING
+from rmetric.guard.planner.search import answer, idle_hints, problem_of
 
 #: A GPU: name of its node (empty with a single node) and index on the node.
 Gpu = tuple[str, int]
@@ -218,13 +211,8 @@ def by_model(
     `uneven_batch`: the training splits the batch by `rmetric.guard.batch_share`.
     """
     sizes: dict[str, Any] = {name: (size,) for name, size in (fixed_sizes or {}).items()}
-    problem = Problem(
-        model=model,
-        cluster=Cluster(nodes=(), gpu=gpu),
-        engine=engine_named(engine),
-        batch=batch,
-        options=PlanOptions(**sizes, uneven_batch=uneven_batch),
-    )
+    options = PlanOptions(**sizes, uneven_batch=uneven_batch)
+    problem = problem_of(model, Cluster(nodes=(), gpu=gpu), batch, engine, options)
 
     def plan(pool: Pool, current: Layout | None) -> Allocation:
         if first is not None and current is None and (gpus := allot(first, pool)):

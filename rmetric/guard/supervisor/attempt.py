@@ -150,9 +150,8 @@ class Attempt:
             if launch_failure.is_disk_full(problem := self.folder.write_problem()):
                 words = failure.words
                 words = words if launch_failure.is_disk_full(words) else f"{words}: {problem}"
-                failure = replace(
-                    failure, words=launch_failure.with_disk_full_first(words), lasting=False
-                )
+                words = launch_failure.with_disk_full_first(words)
+                failure = replace(failure, words=words, lasting=False)
             return {"failure": failure}
         if len(self._codes) < len(self.allocation.gpus):
             return None
@@ -219,16 +218,14 @@ class Attempt:
         return warm
 
     def _error_file(self, node: str) -> Path:
-        name = f"launch-{self.number}-error{f'-{node}' if node else ''}.json"
-        return self.folder.logs / name
+        return self.folder.logs / f"launch-{self.number}-error{f'-{node}' if node else ''}.json"
 
     def _verdict_version(self) -> tuple[int, int] | None:
         """Changes when a rescue of any launch writes its verdict; None without one."""
-        try:
+        with contextlib.suppress(OSError):
             status = self.folder.verdict_file.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns
+            return status.st_ino, status.st_mtime_ns
+        return None
 
     def _held(self) -> str:
         """Verdict of a rescue that holds this launch; empty if none does."""

@@ -67,7 +67,6 @@ class Journal:
         self._file = open(path, "ab+", opener=no_follow)  # noqa: SIM115
         self._file.seek(0)
         data = self._file.read()
-        self.lines: list[Line]
         self.lines, self.num_invalid = _lines_of(data)
         if data and not data.endswith(b"\n"):
             self._file.write(b"\n")
@@ -104,10 +103,9 @@ def _lines_of(data: bytes) -> tuple[list[Line], int]:
             continue
         try:
             typed_line(line)
+            lines.append(line)
         except ValueError:
             problems += 1
-            continue
-        lines.append(line)
     return lines, problems
 
 

@@ -327,11 +327,9 @@ class HeartbeatTracker:
                 self._seen[rank] = now
         self.beats = self.beats | dict(beats)  # a file may be unreadable for a moment
         self._update_step()
-        size = self._size
-        with suppress(OSError):
-            size = self.log.stat().st_size
-        if size != self._size:
-            self._size, self._grew = size, now
+        with suppress(OSError):  # else it has its last size
+            if (size := self.log.stat().st_size) != self._size:
+                self._size, self._grew = size, now
         return self._silent(now) or self._quiet(now)
 
     def restart(self, now: float) -> None:

@@ -324,7 +324,7 @@ def states_of(beats: Mapping[int, Heartbeat]) -> dict[int, str]:
         if beat.node != os.uname().nodename:
             continue
         found[rank] = "gone"
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(beat.pid)
             if not beat.launch or process.environ().get(LAUNCH_VARIABLE) == beat.launch:
                 found[rank] = process.status()

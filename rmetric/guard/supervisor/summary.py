@@ -143,7 +143,7 @@ def _runs(lines: Iterable[Line]) -> list[LaunchRecord]:
             # The clock of another node may be wrong: the local clock bounds it.
             at = min(max(line["at"], runs[-1].began), line["time"])
             point: tuple[float, int] = (at, line["step"])
-            if point > max(runs[-1].points, default=(-1.0, 0)):
+            if not runs[-1].points or point > runs[-1].points[-1]:
                 runs[-1].points.append(point)
     return runs
 

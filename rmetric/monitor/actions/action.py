@@ -97,7 +97,8 @@ class Action:
     def decided(self, entry: Mapping[str, Any], monitor: Monitor) -> None:
         """Another action has changed the training, or is about to hold it; called on all ranks.
 
-        The entry is that of the log. After a return `monitor.step` is that of the snapshot.
+        The entry is that of the log: ``step``, ``action``, ``reason``, ``to``, ``repeated``, ...
+        After a return `monitor.step` is that of the snapshot.
         """
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -131,8 +131,8 @@ class Webhook(Action):
 class Prometheus(Action):
     """Exports the last record, and counts alerts and the decisions of a rescue, on the first rank.
 
-    The metrics, those of `_METRICS`, have the label ``run``. Counters begin at 0 in each process. A
-    value that was not measured has no sample.
+    docs/actions.md has the names of the gauges and the counters, those of `_METRICS`; all have the
+    label ``run``. Counters begin at 0 in each process. A value that was not measured has no sample.
 
     Args:
         port: TCP port of the HTTP server; 0 for any free one; None for no server.

@@ -37,6 +37,7 @@ from rmetric.reporting.page.sentences import (
     summed_up,
     truth_sentences,
 )
+from rmetric.reporting.page.series import WIDE
 from rmetric.reporting.page.traces import (
     DetectorTrace,
     trace_of_r_metric,
@@ -182,7 +183,6 @@ SPARK = "sparkline"
 _SPARK_BYTES = 600_000  # of all sparklines of an index
 #: Points of a sparkline, and its height in units of its drawing.
 MOST_POINTS, HEIGHT = 60, 24
-_WIDE = 20.0  # highest loss over the median, above which its scale is logarithmic
 #: Columns of the index: the row's name for it, and the heading.
 _INDEX = {
     "id": "Run",
@@ -281,7 +281,7 @@ def sparkline_of(records: Sequence[Record], verdict: RunVerdict) -> Sparkline | 
     count = min(MOST_POINTS, len(values))
     stretches = np.minimum(count - 1, places * count // len(records))[finite]
     values = values[finite]
-    if values.min() > 0 and values.max() > _WIDE * np.sort(values)[len(values) // 2]:
+    if values.min() > 0 and values.max() > WIDE * np.sort(values)[len(values) // 2]:
         values = np.log(values)
     highest = np.full(count, -np.inf)
     np.maximum.at(highest, stretches, values)

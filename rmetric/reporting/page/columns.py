@@ -13,7 +13,7 @@ from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
 from rmetric.records import Record, Run
 from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page.sentences import decisions_of, short_words
-from rmetric.reporting.page.series import Charts, Floats, Line, Panel, Series
+from rmetric.reporting.page.series import WIDE, Charts, Floats, Line, Panel, Series
 from rmetric.reporting.page.traces import STATED, SYMBOLS, DetectorTrace
 
 #: Panel, title, hint, and the record's fields in it with their labels and colours.
@@ -54,8 +54,6 @@ _SOURCE_HINTS = {
 #: Workers up to which each has its own curve.
 _FEW_WORKERS = 8
 _NUM_COLOURS = 8
-#: Greatest value over the median, above which a panel starts logarithmic.
-_WIDE = 20.0
 #: Times the threshold, above which a score is only marked: a nan would flatten all the rest.
 _HIGHEST = 5.0
 #: Spikes of a verdict that are drawn; of more the first and the highest.
@@ -172,7 +170,7 @@ def _is_wide(series: Sequence[Series]) -> bool:
     """True if a linear scale would show one peak and nothing else."""
     values = np.concatenate([np.zeros(0), *(curve.values for curve in series)])
     values = values[np.isfinite(values)]
-    return bool(len(values) and values.min() > 0 and values.max() > _WIDE * np.median(values))
+    return bool(len(values) and values.min() > 0 and values.max() > WIDE * np.median(values))
 
 
 def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:

@@ -15,6 +15,8 @@ Bools = NDArray[np.bool_]
 
 #: Of a step: what its records are spread over.
 _WITHIN = 0.4
+#: Greatest value over the median, above which a scale starts logarithmic.
+WIDE = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)

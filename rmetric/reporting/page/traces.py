@@ -108,8 +108,7 @@ def trace_with_reasons(
         before = now
         _note(evidence, (getattr(detector, "evidence", None) or {}).items(), position, count)
         parts = getattr(detector, "contributions", None)
-        if parts is not None:
-            _note(contributions, parts._asdict().items(), position, count)
+        _note(contributions, parts._asdict().items() if parts else (), position, count)
     return DetectorTrace(
         detector=name,
         run_id=run.id,

@@ -137,7 +137,6 @@ def test_parameters_are_those_that_transformers_makes(kind, tied):
     ("entry", "words"),
     [
         ({}, "no number of layers"),
-        ([], "found []; a JSON object is accepted"),
         ({**LLAMA, "num_hidden_layers": 0}, "'num_hidden_layers': found 0"),
         ({**LLAMA, "hidden_size": -1}, "'hidden_size': found -1; a whole number is accepted"),
         ({**LLAMA, "vocab_size": None}, "no 'vocab_size'"),
@@ -157,6 +156,7 @@ def test_parameters_are_those_that_transformers_makes(kind, tied):
         ({"layers": 2, "heads": 2, "hidden": 8, "colour": 1}, "unknown keys: colour"),
         ({"layers": 2, "heads": 2, "hidden": 8}, "missing: ffn, vocabulary, sequence"),
         ({**MEGATRON, "moe_layer_freq": [0, 1]}, "'moe_layer_freq' other than 1"),
+        ({**MEGATRON, "multi_latent_attention": True}, "latent attention in Megatron's arguments"),
     ],
 )
 def test_a_model_file_that_cannot_be_used(entry, words, tmp_path):
@@ -388,6 +388,8 @@ def test_a_plan_as_json(config, capsys):
     assert found["parameters"] == 8_030_261_248
     assert found["settings"]["fsdp"]["accumulation"] == best["layout"]["accumulation"]
     assert {node for node, _ in best["ranks"] + best["idle"]} == {"a", "b"}
+    assert run(config, "--gpus", "7", "--batch", "1024", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["nearest_batch"]["layout"]["accumulation"] == 341
 
 
 def test_a_gpu_that_is_dropped_is_not_started_on(config, capsys):
@@ -403,7 +405,7 @@ def test_a_gpu_that_is_dropped_is_not_started_on(config, capsys):
 def test_nothing_fits(config, capsys):
     assert run(config, "--gpus", "7", "--gpu-memory", "40", "--batch", "1024") == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Nothing fits. Binding constraint: memory: the smallest layout (TP4 x PP1" in printed
+    assert "Nothing fits. Binding constraint: memory: the smallest layout (TP4 x PP1 x D" in printed
     assert "--uneven-stages: TP1 x PP7 x DP1, batch 1024 = 1 x 1024 x 1 fits" in printed
     assert run(config, "--gpus", "0", "--batch", "8") == 1
     assert "no GPU is left" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planner import estimated_teraflops
 from benchmarks.planner_reference import LLAMA_405B, NARAYANAN, gpt, least_memory, try_all
+from rmetric.guard.batch_share import batch_share
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, LayoutPlan, Option, PlanOptions, check, plan
 from rmetric.guard.planner.cluster import GPUS, Cluster, ClusterNode, in_words, place
@@ -36,21 +37,15 @@ def models(draw: st.DrawFn) -> ModelShape:
     experts = draw(st.sampled_from([0, 0, 2, 4, 6]))
     layers = draw(st.integers(1, 8))
     return ModelShape(
-        layers=layers,
-        hidden=heads * head_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        ffn=heads * draw(st.sampled_from([96, 128])),
+        layers=layers, hidden=heads * head_size, heads=heads, kv_heads=kv_heads,
+        head_size=head_size, ffn=heads * draw(st.sampled_from([96, 128])),
         vocabulary=draw(st.sampled_from([256, 1000])),
         sequence=draw(st.sampled_from([36, 96, 128, 1024])),
-        gated=draw(st.booleans()),
-        tied=draw(st.booleans()),
-        experts=experts,
-        experts_per_token=min(experts, 2),
+        gated=draw(st.booleans()), tied=draw(st.booleans()),
+        experts=experts, experts_per_token=min(experts, 2),
         expert_ffn=heads * 64 if experts else 0,
         dense_layers=draw(st.integers(0, layers - 1)) if experts else 0,
-    )
+    )  # fmt: skip
 
 
 @st.composite
@@ -228,11 +223,7 @@ def test_three_copies_of_sixteen_samples_would_drop_one():
     )
 
 
-def test_where_nothing_fits_the_memory_and_the_options_that_would_help_are_named():
-    found = plan(LLAMA_8B, Cluster.of([7], "h100", memory_gib=40), BatchSpec(samples=1024))
-    assert found.best is None
-    assert found.why.startswith("memory: the smallest layout (TP4 x PP1 x DP1")
-    assert found.would_help[0].startswith("--uneven-stages: TP1 x PP7 x DP1")
+def test_a_model_that_fits_nowhere():
     nowhere = plan(LLAMA_405B, Cluster.of([8], "h100"), BatchSpec(samples=8))
     assert (nowhere.best, nowhere.would_help) == (None, ())
     assert "GiB on each GPU and there are 75.6 GiB (79.6 GiB less 4.0 GiB in res" in nowhere.why
@@ -276,6 +267,13 @@ def test_a_stage_is_kept_in_a_node_where_it_can_be():
     """Two stages of 6 GPUs on nodes of 8, 4 and 8: none is spread."""
     placement = place(Cluster.of([8, 4, 8]), Layout(tensor=2, pipeline=2, data=3))
     assert placement.per_node == {"node0": 6, "node2": 6}
+
+
+def test_uneven_nodes_keep_tensor_groups_whole():
+    placement = place(Cluster.of([8, 7, 8]), Layout(tensor=4, pipeline=5))
+    assert placement.per_node == {"node0": 8, "node1": 4, "node2": 8}
+    assert placement.ranks[8:12] == (("node1", 0), ("node1", 1), ("node1", 2), ("node1", 3))
+    assert placement.idle == (("node1", 4), ("node1", 5), ("node1", 6))
 
 
 # Published figures
@@ -360,6 +358,13 @@ def test_parts_of_the_model_add_up(question):
         (lambda: replace(LLAMA_8B, kv_heads=32, kv_lora_rank=8, rope_head_size=128),
          "rope_head_size is 128: it must be below head_size, 128"),
         (lambda: Layout(data=3, replicas=2), "a divisor of data, 3"),
+        (lambda: Layout(data=3, accumulation=5, samples=16), "accumulation is 5: .* takes 6"),
+        (lambda: Layout(data=3, samples=2), "samples is 2: at least one for each of 3"),
+        (lambda: Layout(samples=True), "samples is True"),
+        (lambda: batch_share(3, 4, 0), "copies is 4: from 1 to the 3 samples"),
+        (lambda: batch_share(4, 2, 2), "copy is 2: from 0 to 1"),
+        (lambda: batch_share(4.0, 2, 1), "whole numbers"),
+        (lambda: batch_share(4, 2, 1).micro_batches(0), "at_most is 0"),
         (lambda: place(Cluster.of([8, 7, 8]), Layout(tensor=4, pipeline=6)),
          "6 groups of 4 GPUs in one node each"),
         (lambda: plan(LLAMA_8B, Cluster.of([8]), BatchSpec(samples=8), engine="jax"),

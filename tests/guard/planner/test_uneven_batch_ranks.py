@@ -16,12 +16,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from rmetric.guard.batch_share import batch_share  # noqa: E402
 from tests.monitor.ranks import on_ranks, plain_model  # noqa: E402
 from tests.monitor.training import FEATURES, squared_error  # noqa: E402
-from tests.studies.reference_runs import (  # noqa: E402
-    losses_of,
-    plain_losses,
-    settings,
-    train_on,
-)
+from tests.studies.reference_runs import losses_of, plain_losses, settings, train_on  # noqa: E402
 
 BATCH = 16
 
@@ -72,14 +67,9 @@ def test_the_gradient_of_three_copies_is_that_of_one_process(at_most):
     ("ranks", "more"),
     [
         pytest.param(3, ("--micro-batch=2",), marks=pytest.mark.long),
-        *(
-            pytest.param(ranks, more, marks=pytest.mark.slow)
-            for ranks, more in (
-                (6, ("--layout=pipeline=2", "--micro-batch=2")),
-                (6, ("--layout=tensor=2", "--micro-batch=1")),
-                (3, ("--layout=replicas=3", "--micro-batch=5")),
-            )
-        ),
+        pytest.param(6, ("--layout=pipeline=2", "--micro-batch=2"), marks=pytest.mark.slow),
+        pytest.param(6, ("--layout=tensor=2", "--micro-batch=1"), marks=pytest.mark.slow),
+        pytest.param(3, ("--layout=replicas=3", "--micro-batch=5"), marks=pytest.mark.slow),
     ],
 )
 def test_the_reference_training_loses_on_ranks_what_one_plain_process_does(tmp_path, ranks, more):

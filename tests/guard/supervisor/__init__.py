@@ -15,6 +15,7 @@ from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.summary import summarise
 
 ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
+TWO = Allocation(gpus={"": (0, 1)}, layout=Layout(data=2))
 
 
 def beat(rank, step, phase="training", time=100.0, **more):

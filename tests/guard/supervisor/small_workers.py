@@ -5,7 +5,7 @@
 Each rank counts steps, beats, and follows the run folder: rank 0 saves the step number
 every `--every` steps and when it is asked. What goes wrong is written in
 FOLDER/faults.json: a list of {"launch": 1, "rank": 1, "step": 9, "do": "kill" | "raise" |
-"hang" | "agent" | "exit" | "leave"}; `launch` counts from 1.
+"hang" | "agent" | "leave"}; `launch` counts from 1.
 """
 
 from __future__ import annotations
@@ -52,15 +52,13 @@ def worker(options: argparse.Namespace) -> int:
     saved = folder.path / "saved"
     before = folder.answered()
     step = int(saved.read_text()) if saved.exists() else 0
-    if not options.silent:
-        folder.beat(rank, step, "starting")
+    folder.beat(rank, step, "starting")
     while step < options.steps:
         wait_for_all(folder, step, options)
         step += 1
         time.sleep(options.seconds)
         print(f"rank {rank} step {step} of layout {folder.layout().data}", flush=True)
-        if not options.silent:
-            folder.beat(rank, step)
+        folder.beat(rank, step)
         for fault in mine:
             if fault["step"] == step:
                 happen(fault["do"], step)
@@ -70,7 +68,7 @@ def worker(options: argparse.Namespace) -> int:
             return 0
         if rank > 0 and stops(folder, before):
             return 0
-    if not options.silent and not any(fault["do"] == "leave" for fault in mine):
+    if not any(fault["do"] == "leave" for fault in mine):
         folder.beat(rank, step, "finished")
     return 0
 
@@ -78,7 +76,7 @@ def worker(options: argparse.Namespace) -> int:
 def wait_for_all(folder: RunFolder, step: int, options: argparse.Namespace) -> None:
     """No rank is a step ahead, as where gradients are reduced."""
     launch = os.environ[LAUNCH_VARIABLE]
-    while not options.silent:
+    while True:
         beats = folder.beats(launch).values()
         if sum(beat.step >= step for beat in beats) == options.ranks:
             return
@@ -93,8 +91,6 @@ def happen(what: str, step: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as one that hangs in a driver
     if what == "agent":
         os.kill(os.getppid(), signal.SIGKILL)
-    if what == "exit":
-        os._exit(7)
     if what == "raise":
         raise RuntimeError(f"the loss of step {step} is a cat")
     if what in ("hang", "agent"):
@@ -128,6 +124,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.02)
-    parser.add_argument("--silent", action="store_true", help="no heartbeats")
     given = parser.parse_args()
     sys.exit(agent(given) if given.rank is None else worker(given))

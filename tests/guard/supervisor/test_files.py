@@ -7,16 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import Settings
-from rmetric.guard.supervisor.allocation import Allocation
 from rmetric.guard.supervisor.attempt import VerdictDedup, words_of
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
 from rmetric.guard.supervisor.launch_failure import HeartbeatTracker
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
+from tests.guard.supervisor import TWO
 from tests.guard.supervisor.test_parts import CONSOLE_LINES
 
 JSON = st.recursive(
@@ -39,7 +38,6 @@ def like(good):
 BEAT = {"rank": 0, "pid": 7, "node": "n", "launch": "x-1", "step": 3, "phase": "training",
         "time": 1e9, "resumed": 0, "every": 1.0, "problem": ""}  # fmt: skip
 REQUEST = {"number": 3, "source": "user", "reason": "r", "fatal": False, "stop": True}
-TWO = Allocation(gpus={"": (0, 1)}, layout=Layout(data=2))
 
 
 @given(entries=st.lists(like(BEAT), max_size=3))

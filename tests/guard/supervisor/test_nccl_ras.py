@@ -76,22 +76,14 @@ OLD = "has launched 6649 collective operations, most ranks 6650"
         (UNRESPONSIVE, (100, 101, 102), [f"rank 2 (process 102 {ON} does not answer"]),
         # Two nodes have a process of that number.
         (UNRESPONSIVE, (100, 102, 102), ["process 102 on node 172.16.64.213 does not answer"]),
-        (
-            DEAD_AND_BEHIND,
-            (100, 101, 102, 103),
-            [
-                "process 7 on node 172.16.64.214 is considered dead",
-                *(f"rank {rank} (process {100 + rank} {ON} {OLD}" for rank in (0, 3)),
-            ],
-        ),
-        (
-            BEHIND,
-            (100, 101, 102, 103),
-            [f"rank 2 (process 102 {ON} has launched 41 AllReduce operations, most ranks 42"],
-        ),
+        (DEAD_AND_BEHIND, (100, 101, 102, 103),
+         ["process 7 on node 172.16.64.214 is considered dead",
+          *(f"rank {rank} (process {100 + rank} {ON} {OLD}" for rank in (0, 3))]),
+        (BEHIND, (100, 101, 102, 103),
+         [f"rank 2 (process 102 {ON} has launched 41 AllReduce operations, most ranks 42"]),
         (HEAD, (100,), []),
     ],
-)
+)  # fmt: skip
 def test_ranks_that_are_missing_or_behind_are_named(reply, pids, said):
     beats = [
         Heartbeat(rank=at, pid=pid, node="n", launch="a", step=7, phase="training", time=1.0)

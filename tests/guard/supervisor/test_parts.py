@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -17,9 +19,8 @@ from rmetric.cli import supervise
 from rmetric.cli.main import main
 from rmetric.guard.checkpoint_dir import CheckpointDirectory, LastCheckpoint, last_checkpoint
 from rmetric.guard.layout import Layout
-from rmetric.guard.planner import BatchSpec
+from rmetric.guard.planner import BatchSpec, plan
 from rmetric.guard.planner.cluster import Cluster
-from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import Settings, processes
 from rmetric.guard.supervisor.allocation import Allocation, NothingFitsError, by_model, shrink_data
@@ -30,6 +31,7 @@ from rmetric.guard.supervisor.processes import Program, option_of
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
+from tests.guard.planner.test_planner import LLAMA_8B
 from tests.guard.supervisor import ONE, Notes, beat, launched, options_of, program
 
 TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
@@ -109,7 +111,9 @@ class TestPulse:
             (tmp_path / "log").write_text("step\n" * (now + 1))
             assert tracker.look({}, float(now)) is None
         assert tracker.look({}, 210.0) is None
-        assert tracker.look({}, 210.1).kind == "hang"
+        failure = tracker.look({}, 210.1)
+        assert failure.kind == "hang"
+        assert failure.words == "training has not started after 50 s, the limit is 50"
 
     def test_where_it_came_back_is_what_its_starting_said(self, tmp_path):
         tracker = self.tracker(tmp_path)
@@ -126,9 +130,8 @@ def test_verdicts_are_news_once_and_only_of_gpus_that_are_ours():
     assert news.changed(bad) is None
     assert news.changed(GpuVerdict(gpu=1, node="a", time=2.0)) == ("a", 1)
     assert news.changed(bad) == ("a", 1)
-    assert (
-        news.changed(GpuVerdict(gpu=1, node="c", time=1.0, level="fatal", action="drain")) is None
-    )
+    elsewhere = GpuVerdict(gpu=1, node="c", time=1.0, level="fatal", action="drain")
+    assert news.changed(elsewhere) is None
     alone = VerdictDedup([""], "here")
     for node in ("", "here"):
         assert alone.changed(GpuVerdict(gpu=len(node), node=node, time=1.0, level="risk"))
@@ -163,6 +166,16 @@ class TestJournal:
         assert kept[: len(whole)] == whole
         assert len(kept) <= len(whole) + 1  # a line that lacks only its end is whole
         assert lines[-1]["outcome"] == "finished"
+
+    def test_a_full_disk_is_told_when_a_line_is_written_and_not_again_at_the_end(self, tmp_path):
+        if not Path("/dev/full").exists():
+            pytest.skip("there is no /dev/full")
+        journal = Journal(tmp_path / "journal.jsonl")
+        journal._file.close()
+        journal._file = open("/dev/full", "ab")  # noqa: SIM115
+        with pytest.raises(OSError, match="No space left"):
+            journal.write("launch")
+        journal.close()
 
     def test_the_past(self):
         lines = [
@@ -235,6 +248,12 @@ class TestSummary:
         assert summary.ettr is None
         assert "ETTR unknown" in to_markdown(summary)
 
+    def test_it_says_that_saves_fail_until_one_does_not(self):
+        lines = [STORY[1], {"time": 2.0, "event": "not saved", "words": "step 50: no space"}]
+        assert "**the last save failed**: step 50: no space" in to_markdown(summarise(lines))
+        lines.append({"time": 3.0, "event": "saved again", "words": ""})
+        assert "the last save failed" not in to_markdown(summarise(lines))
+
     @given(st.lists(st.sampled_from(STORY[:-1]), max_size=30))
     def test_of_any_lines_it_says_something_between_0_and_1(self, lines):
         lines = [{**line, "time": float(n), "at": float(n)} for n, line in enumerate(lines)]
@@ -282,22 +301,14 @@ UNSAVED = "the training exited with 0 at step 20 or later, but there is no good 
     [
         (0, beat(0, 20, "finished"), "", {"stopped": False, "early": False, "unsaved": ""}),
         (0, beat(0, 20), "", {"stopped": False, "early": True, "unsaved": ""}),
-        (
-            0,
-            beat(0, 20, "finished", problem=f"OSError: {FULL}"),
-            "",
-            {"unsaved": f"disk full: {UNSAVED}: OSError: {FULL}"},
-        ),
+        (0, beat(0, 20, "finished", problem=f"OSError: {FULL}"), "",
+         {"unsaved": f"disk full: {UNSAVED}: OSError: {FULL}"}),
         # Where no later heartbeat could be written, the last is of step 20 in training.
         (0, beat(0, 20), FULL, {"unsaved": f"disk full: {UNSAVED}: {FULL}"}),
-        (
-            7,
-            beat(0, 20),
-            FULL,
-            {"failure": f"disk full: the training failed with exit code 7: {FULL}"},
-        ),
+        (7, beat(0, 20), FULL,
+         {"failure": f"disk full: the training failed with exit code 7: {FULL}"}),
     ],
-)
+)  # fmt: skip
 def test_how_a_launch_ended(tmp_path, monkeypatch, code, beats, disk, told):
     monkeypatch.setattr(RunFolder, "write_problem", lambda self: disk)
     attempt = launched(RunFolder(tmp_path), "true")
@@ -392,6 +403,10 @@ CONSOLE_LINES = [
     ({"event": "over", "outcome": "finished", "words": "it ended", "checkpoint": 103, "step": 120},
      "finished: it ended; newest good checkpoint: step 103, THE STEPS AFTER IT ARE IN NONE (the "
      "last was 120)"),
+    ({"event": "over", "outcome": "finished", "words": "it ended", "checkpoint": 120, "step": 120},
+     "finished: it ended; newest good checkpoint: step 120"),
+    # A number that no journal may hold.
+    ({"event": "over", "words": "it ended", "checkpoint": 2**60}, "over: it ended"),
 ]  # fmt: skip
 
 
@@ -428,14 +443,19 @@ class TestPlans:
         most = max(d for d in range(1, (8 - dropped) // 2 + 1) if batch % d == 0)
         assert found.layout.data == most
 
+    def test_the_planners_choice_stands_before_a_faster_layout_that_changes_more(self):
+        cluster, batch = Cluster.of([8], "h100"), BatchSpec(samples=96)
+        now = Layout(context=2, data=4)
+        found = plan(LLAMA_8B, cluster, batch, engine="megatron", current=now)
+        speeds = [option.step.tokens_per_second for option in found.alternatives]
+        assert max(speeds) > found.best.step.tokens_per_second
+        chosen = by_model(LLAMA_8B, cluster.gpu, batch, engine="megatron")
+        assert chosen({"": tuple(range(8))}, now).layout == found.best.layout
+
     def test_a_size_that_the_training_is_not_told_of_stays(self):
-        shape = dict(heads=32, kv_heads=8, hidden=4096, head_size=128, ffn=14336,
-                     vocabulary=128256)  # fmt: skip
         gpu, pool = Cluster.of([1], "h100").gpu, {"": tuple(range(8))}
-        long = ModelShape(**shape, layers=32, sequence=131072)
-        experts = ModelShape(
-            **shape, layers=16, sequence=8192, experts=8, experts_per_token=2, expert_ffn=14336
-        )
+        long = replace(LLAMA_8B, sequence=131072)
+        experts = replace(LLAMA_8B, layers=16, experts=8, experts_per_token=2, expert_ffn=14336)
 
         def planned(model, samples, **more):
             plan = by_model(model, gpu, BatchSpec(samples=samples), engine="megatron", **more)
@@ -521,29 +541,24 @@ def test_where_there_are_gpus_they_are_watched(monkeypatch, there_are, asked, in
         (["--gpus", "0-x"], "GPUs such as 0-3,6"),
         (["--nodes", "a:0"], "NAME:GPUS with at least one GPU"),
         (["--layout", "tensr=2"], "NAME of tensor, pipeline"),
-        (["--hang-seconds", "0"], "--hang-seconds is 0.0: it must be a number above 0"),
+        (["--hang-seconds", "0"], "--hang-seconds is 0.0: it must be a number of seconds above 0"),
+        (["--quiet-seconds", "nan"], "--quiet-seconds is nan: it must be a number of seconds ab"),
         (["--max-restarts", "-1"], "--max-restarts is -1: it must be a number of at least 0"),
-        (["--grace-seconds", "-1"], "--grace-seconds is -1.0: it must be a number of at least 0"),
+        (["--grace-seconds", "-1"], "-1.0: it must be a number of seconds from 0"),
         (["--nvml-seconds", "-1"], "--nvml-seconds: '-1': a number of seconds from 0"),
-        (
-            ["--batch", "13", "--gpus", "0-1", "--layout", "micro_batch=2"],
-            "a batch of 13 cannot be split with micro-batches of 2",
-        ),
+        (["--batch", "13", "--gpus", "0-1", "--layout", "micro_batch=2"],
+         "a batch of 13 cannot be split with micro-batches of 2"),
         (["--uneven-batch"], "--uneven-batch needs --batch"),
         (["--allow-batch-change", "0.1"], "--allow-batch-change needs --batch"),
         (["--allow-batch-change", "1", "--batch", "8"], "'1': a share from 0 to below 1"),
-        (
-            ["--layout", "data=4", "--gpus", "0-1"],
-            "--layout data=4 needs 4 GPUs, evenly on nodes; there are 2",
-        ),
+        (["--layout", "data=4", "--gpus", "0-1"],
+         "--layout data=4 needs 4 GPUs, evenly on nodes; there are 2"),
         (["--nodes", "a:1,b:1"], "--nodes needs torchrun"),
         (["--model", "m.json"], "--model needs --batch"),
-        (
-            ["--", "torchrun", "--nproc-per-node=gpu"],
-            "--nproc-per-node is 'gpu': say which GPUs there are with --gpus",
-        ),
+        (["--", "torchrun", "--nproc-per-node=gpu"],
+         "--nproc-per-node is 'gpu': say which GPUs there are with --gpus"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_command_line_is_said_and_starts_nothing(tmp_path, capsys, arguments, words):
     try:
         code = main(["supervise", str(tmp_path / "run"), *arguments, "--", "true"])

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain, repeat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -277,33 +279,22 @@ def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_o
 
 
 def test_a_disk_too_full_to_start_is_a_failure_like_any_other(tmp_path, monkeypatch):
-    calls = []
-
-    def full(self, layout):
-        calls.append(layout)
-        if len(calls) == 1:
-            raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=[OSError(28, "No space left on device"), None])
     monkeypatch.setattr(RunFolder, "set_layout", full)
     one = supervisor(tmp_path)
     one.program = Program(arguments=(sys.executable, "-c", "pass"), prefixes={"": ()})
     assert one.run() == 0
     told = Told(tmp_path, 0)
     assert told.failures == ["disk full: it cannot be started: [Errno 28] No space left on device"]
-    assert len(calls) == 2
+    assert full.call_count == 2
 
 
 def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
     said = []
     one = supervisor(tmp_path)
     one._print_line = said.append
-    written = []
-
-    def full(handle):
-        written.append(handle)
-        if len(written) > 3:
-            raise OSError(28, "No space left on device")
-
+    no_space = OSError(28, "No space left on device")
+    full = Mock(side_effect=chain([None] * 3, repeat(no_space)))
     monkeypatch.setattr("rmetric.guard.supervisor.journal.os.fsync", full)
     assert one.run() == 0
     assert any("No space left" in line for line in said)

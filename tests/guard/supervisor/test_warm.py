@@ -13,10 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import processes
-from rmetric.guard.supervisor.allocation import Allocation
 from rmetric.guard.supervisor.processes import (
     THREADS,
     Program,
@@ -24,12 +22,10 @@ from rmetric.guard.supervisor.processes import (
     interpreter_of,
     launcher_end,
 )
-from tests.guard.supervisor import Told, until
+from tests.guard.supervisor import ONE, TWO, Told, until
 
 pytestmark = pytest.mark.slow
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
-TWO = Allocation(gpus={"": (0, 1)}, layout=Layout(data=2))
 SCRIPT = """
 import atexit, json, os, pathlib, sys, threading
 import helper_beside_the_script
@@ -96,7 +92,6 @@ def test_a_rank_runs_its_script_as_python_does(folder, monkeypatch, preload):
     assert {f"printed by {rank}" for rank in (0, 1)} <= set(output.splitlines())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("happens", "report"),
     [
@@ -123,7 +118,15 @@ def test_a_preload_that_fails_is_reported_and_no_launch_depends_on_it(folder, mo
     assert spare.take([*TORCHRUN, "train.py"], {}, TWO, folder / "log") is None
 
 
-@pytest.mark.slow
+def test_a_safe_path_is_left_as_it_is(folder):
+    done = subprocess.run(
+        [sys.executable, str(processes.SCRIPT), "antigravity_of_the_test"],
+        env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(folder / "path")},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "ready\n", done.stderr
+
+
 def test_a_device_in_use_makes_it_a_plain_start(folder, monkeypatch):
     (folder / "path" / "uses_a_device.py").write_text(
         "import torch\ntorch.cuda.is_initialized = lambda: True\n"
@@ -152,6 +155,13 @@ def test_the_spare_has_the_threads_of_the_launch_that_it_is_for(folder, monkeypa
         if taken is not None:
             taken.kill()
             taken.wait(60)
+
+
+def test_the_spare_ends_with_its_supervisor(folder):
+    spare = WarmSpare([], folder / "spare.log")
+    spare.start([*TORCHRUN, "train.py"], "warm-gone-1", 2)
+    spare.process.stdin.close()
+    assert spare.process.wait(60) == 0
 
 
 FORKS = """
@@ -202,9 +212,7 @@ def test_only_torchrun_has_a_spare(command, end, interpreter, kind):
     assert Program(arguments=tuple(command), prefixes={}).is_torchrun == bool(end)
 
 
-@pytest.mark.parametrize(
-    "options", [[], pytest.param(["--preload", "json"], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("options", [[], ["--preload", "json"]])
 def test_a_restart_uses_the_spare_and_leaves_no_process(tmp_path, options):
     worker = str(Path(__file__).with_name("small_workers.py"))
     (tmp_path / "faults.json").write_text("[]")

@@ -41,14 +41,11 @@ def eventful_run(count: int = 400) -> Run:
     for step in range(1, count + 1):
         loss = 4 - step / count + (step % 7) / 50 + (8.0 if step > 0.8 * count else 0.0)
         records.append(
-            Record(
-                step=step,
-                training_loss=nan if step == count - 5 else inf if step == count - 3 else loss,
-                validation_loss=loss + 0.1 if step % 10 == 0 else None,
-                gradient_norm=1 + (step % 5) / 10,
-                worker_gradient_norms=(1.0, 1.1, 1 + (step % 3) / 10),
-            )
-        )
+            Record(step=step, gradient_norm=1 + (step % 5) / 10,
+                   training_loss=nan if step == count - 5 else inf if step == count - 3 else loss,
+                   validation_loss=loss + 0.1 if step % 10 == 0 else None,
+                   worker_gradient_norms=(1.0, 1.1, 1 + (step % 3) / 10))
+        )  # fmt: skip
     truth = Truth(
         fault="LR_SPIKE", onset_step=count // 2, outcome="failed", failure_kind="diverged",
         failure_step=int(0.9 * count),
@@ -103,6 +100,10 @@ class Found(HTMLParser):
             self.styles[-1] += data
         else:
             self.text += data
+
+    def values(self, tag: str, name: str) -> list[str | None]:
+        """Of an attribute of all elements of a tag."""
+        return [value for *of, value in self.attributes if of == [tag, name]]
 
     @property
     def data(self) -> dict:

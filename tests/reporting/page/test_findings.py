@@ -11,6 +11,7 @@ from rmetric.cli.main import main
 from rmetric.evaluation import judge_run
 from rmetric.logs import run_lines
 from rmetric.readers import read_log
+from rmetric.records import AuditFinding
 from tests.reporting.page.pages import HOSTILE, Found, page
 
 ROWS = [
@@ -90,3 +91,8 @@ def test_what_an_audit_says_is_text(tmp_path):
 def test_a_finding_of_a_wrong_type_is_an_error_of_its_line(tmp_path):
     with pytest.raises(ValueError, match=r"line 2: 'rows': found 3; a list is accepted"):
         read_log(write_log(tmp_path, LOST | {"rows": 3}))
+
+
+def test_a_finding_without_a_step_or_a_table_is_one(tmp_path):
+    run = read_log(write_log(tmp_path, {"event": "AUDIT", "words": "all is well"})).run
+    assert run.findings == [AuditFinding(step=0, kind="", severity="", words="all is well")]

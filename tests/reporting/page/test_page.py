@@ -18,6 +18,7 @@ from rmetric.metric import Components
 from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page import index_of, trace_of_r_metric, trace_with_reasons
 from rmetric.reporting.page.columns import charts_of
+from rmetric.reporting.page.render import drawn
 from rmetric.reporting.page.sentences import summarise
 from rmetric.reporting.page.series import Charts, Panel, Series
 from rmetric.reporting.replay_report import INDEX_COLUMNS
@@ -79,9 +80,8 @@ def test_a_detector_s_words_are_text_too(judging):
 
 
 def test_control_characters_are_replaced_and_long_texts_cut():
-    html = page(
-        Run(id="x" * 10**6, records=[Record(step=1, training_loss=nan)], notes=["\x00\x1b"])
-    )
+    records = [Record(step=1, training_loss=nan)]
+    html = page(Run(id="x" * 10**6, records=records, notes=["\x00\x1b"]))
     assert len(html) < 150_000
     assert "(1,000,000 letters in all)" in html
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", html)
@@ -112,9 +112,7 @@ def test_a_page_loads_nothing_and_allows_its_own_scripts_alone(html):
     styles = "".join(found.styles)
     assert "url(" not in styles
     assert "@import" not in styles
-    policy = next(
-        value for tag, name, value in found.attributes if (tag, name) == ("meta", "content")
-    )
+    policy = found.values("meta", "content")[0]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     running = [text for text in found.scripts if not text.startswith("{")]
@@ -147,29 +145,28 @@ def test_the_top_says_what_the_detectors_say_and_what_happened(judging):
 @pytest.mark.parametrize(
     ("truth", "said", "tone"),
     [
-        (
-            {"onset_step": 5, "outcome": "failed", "failure_step": 18},
-            "7 steps before the fail",
-            "good",
-        ),
-        (
-            {"onset_step": 15, "outcome": "failed", "failure_step": 18},
-            "4 steps before the fault",
-            "bad",
-        ),
-        ({"onset_step": 3, "outcome": "failed", "failure_step": 9}, "Too late", "bad"),
-        ({"onset_step": 3, "outcome": "failed"}, "In time: after the onset of the fault.", "good"),
+        ({"onset_step": 5, "failure_step": 18}, "7 steps before the fail", "good"),
+        ({"onset_step": 15, "failure_step": 18}, "4 steps before the fault", "bad"),
+        ({"onset_step": 3, "failure_step": 9}, "Too late", "bad"),
+        ({"onset_step": 3}, "In time: after the onset of the fault.", "good"),
         ({"onset_step": 3, "outcome": "absorbed"}, "did not fail, it absorbed the fault", "bad"),
         ({"outcome": "healthy"}, "A false alarm: the run did not fail.", "bad"),
         ({}, "", "plain"),
     ],
 )
 def test_an_alarm_at_step_11_is_judged_by_the_causal_rule(judging, truth, said, tone):
-    run = flat_run(**truth)
+    run = flat_run(**{"outcome": "failed"} | truth if truth else {})
     summary = summarise(run, trace_with_reasons(judging, run))
     assert said in summary.judgement
     assert bool(summary.judgement) == bool(said)
     assert summary.tone == tone
+
+
+@pytest.mark.parametrize(("outcome", "tone"), [("failed", "bad"), ("healthy", "good")])
+def test_silence_is_judged_too(outcome, tone):
+    run = flat_run(outcome=outcome)
+    summary = summarise(run, trace_with_reasons("never", run))
+    assert (summary.headline, summary.tone, summary.alarmed) == ("No alarm", tone, False)
 
 
 def test_an_alarm_that_is_judged_anew_is_listed_again_but_is_one_alarm(judging):
@@ -212,9 +209,8 @@ def test_the_calibrated_detector_stands_first_and_the_published_metric_has_a_cau
     assert cards == ["calibrated", "r_metric"]
     assert html.count("so its alarm does not count for the verdict") == 1
     text = Found(html).text
-    assert text.index("so its alarm does not count for the verdict") > text.index(
-        "too early to tell"
-    )
+    caution = "so its alarm does not count for the verdict"
+    assert text.index("too early to tell") < text.index(caution)
     data = Found(html).data
     kinds = {line["label"]: line["kind"] for line in data["lines"]}
     assert kinds["first alarm: Calibrated detector"] == "alarm"
@@ -268,16 +264,15 @@ def test_every_signal_has_its_curve_and_its_values(judging):
     )
     assert [(line["kind"], line["x"]) for line in data["lines"]] == [
         ("event", 321), ("onset", 200), ("failure", 360),
-        ("published-alarm", scored.alert_steps[0]), ("own-alarm", 11),
+        ("published-alarm", trace_of_r_metric(scored).alarm_steps[0]), ("own-alarm", 11),
     ]  # fmt: skip
 
 
 def test_many_workers_are_three_curves_and_a_nan_among_them_is_seen():
     norms = [tuple(float(i) for i in range(1, 21)), (nan,) + (1.0,) * 19]
-    run = Run(
-        id="x", records=[Record(step=s, worker_gradient_norms=n) for s, n in enumerate(norms)]
-    )
-    (panel,) = [p for p in Found(page(run)).data["panels"] if p["name"] == "workers"]
+    records = [Record(step=s, worker_gradient_norms=n) for s, n in enumerate(norms)]
+    data = Found(page(Run(id="x", records=records))).data
+    (panel,) = [p for p in data["panels"] if p["name"] == "workers"]
     assert [(one["label"], one["y"]) for one in panel["series"]] == [
         ("smallest", [1, None]), ("median", [10.5, None]), ("greatest", [20, None]),
     ]  # fmt: skip
@@ -330,13 +325,10 @@ def long_charts(count: int, num_series: int) -> Charts:
     values = rng.lognormal(size=count)
     values[count // 3] = 1e9
     values[count // 2] = nan
-    series = [
-        Series(label=f"s{i}", colour="e1", positions=np.arange(count), values=values)
-        for i in range(num_series)
-    ]
+    series = Series(label="s", colour="e1", positions=np.arange(count), values=values)
     alarms = rng.random(count) < 0.5
     panels = [
-        Panel(name=f"p{i}", title="p", series=[one], alarms=alarms) for i, one in enumerate(series)
+        Panel(name=f"p{i}", title="p", series=[series], alarms=alarms) for i in range(num_series)
     ]
     return Charts(steps=np.arange(count) * 1000, groups={"long": panels})
 
@@ -357,6 +349,12 @@ def test_a_million_records_stay_below_two_megabytes_and_spikes_survive(monkeypat
         assert len(panel["shaded"]) <= 1000
 
 
+def test_columns_name_how_many_values_a_point_stands_for():
+    assert drawn(long_charts(10_000, 1), 100)["stretch"] == 100
+    scored = score_run(flat_run())
+    assert drawn(charts_of(scored, [trace_of_r_metric(scored)]), 100)["stretch"] == 1
+
+
 # The index
 
 
@@ -374,7 +372,7 @@ def test_the_index_links_runs_and_tells_why_files_failed():
         row(problem="b.csv, line 2: broken", source="b.csv"),
     ]
     found = Found(index_of(rows))
-    links = [value for tag, name, value in found.attributes if (tag, name) == ("a", "href")]
+    links = found.values("a", "href")
     assert links == ["#failed", "one%201/report.html", "two/report.html", "index.csv"]
     assert "b.csv, line 2: broken" in found.text
     assert "R-Metric alarms in 1" in found.text
@@ -408,7 +406,7 @@ def test_the_index_has_the_worst_verdict_first_then_the_names():
         for id, kind in kinds.items()
     ]
     found = Found(index_of(rows))
-    links = [value for tag, name, value in found.attributes if (tag, name) == ("a", "href")]
+    links = found.values("a", "href")
     assert [link.split("/")[0] for link in links[:5]] == ["z", "run_9", "run_10", "a", "b"]
     assert "2 with spikes" in found.text
     assert "A verdict comes from the whole log, afterwards" in found.text
