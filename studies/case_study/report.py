@@ -178,14 +178,14 @@ def write_report(summary: dict[str, Any], folder: Path) -> None:
         truth = asdict(run.run.truth or Truth())
         done[name] |= {part: truth[part] for part in truth if part not in ("benign", "applicable")}
         done[name]["max_r"] = max(score.score for score in run.scores)
-        done[name]["r_metric"] = _judged(run, trace_of_r_metric(run))
+        done[name]["r_metric"] = judgement(run, trace_of_r_metric(run))
     others = {
         name: {of: trace(name, run.run) for of, run in scored.items()}
         for name, entry in (IN_PAPER | {CALIBRATED: DETECTORS[CALIBRATED]}).items()
         if entry.kind in ("baseline", "ours") and not entry.sees_future
     }
     summary["other_detectors"] = {
-        name: {of: _judged(scored[of], found) for of, found in traces.items()}
+        name: {of: judgement(scored[of], found) for of, found in traces.items()}
         for name, traces in others.items()
     }
     with style():
@@ -196,7 +196,7 @@ def write_report(summary: dict[str, Any], folder: Path) -> None:
     logs.write_atomically(folder / "summary.json", [text.encode(), b"\n"])
 
 
-def _judged(scored: ScoredRun, found: Any) -> dict[str, Any]:
+def judgement(scored: ScoredRun, found: Any) -> dict[str, Any]:
     """A detector's alarms by phase, the first ones, and the verdict under each protocol."""
     began = found.steps[found.begins]
     counted = {"alerts": began, "steps_in_alert": found.alert_steps}

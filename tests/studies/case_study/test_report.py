@@ -13,9 +13,10 @@ from rmetric.evaluation import Trace, trace
 from rmetric.logs import read_log
 from rmetric.records import Record, Truth
 from rmetric.replay.scored_run import ScoredRun, score_run
+from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.style import TEXT_WIDTH, style
 from studies.case_study.plot import plot_twins
-from studies.case_study.report import table_of, truth_of, verdict
+from studies.case_study.report import judgement, table_of, truth_of, verdict
 from studies.common.real_runs import read_summaries, real_runs_rows
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,6 +33,8 @@ def scored() -> dict[str, ScoredRun]:
 def test_the_page_has_the_table_of_the_summary_and_says_what_the_logs_say(scored):
     page = (ROOT / "docs/case_study.md").read_text(encoding="utf-8")
     assert table_of(SUMMARY) in page
+    for name, run in scored.items():
+        assert judgement(run, trace_of_r_metric(run)) == SUMMARY["runs"][name]["r_metric"]
     assert {score.raw.failure_rate for run in scored.values() for score in run.scores} == {0.0}
     losses = {record.step: record.validation_loss for record in scored["LR_RUNAWAY"].run.records}
     before, then, later = (losses[step] for step in (200, 210, 260))
