@@ -165,7 +165,7 @@ def utility(said_: Judged, costs: Costs) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(alert_lists, st.integers(0, len(RUNS) - 1), st.integers(1, ONSET - 1))
-def test_strict_and_a_further_false_alarm_never_raise_a_score_nor_passes_any_the_oracle(
+def test_neither_strictness_nor_a_further_false_alarm_raises_a_score_and_none_beats_the_oracle(
     alerts, which, step
 ):
     more = [(*steps, step) if i == which else steps for i, steps in enumerate(alerts)]
