@@ -167,7 +167,7 @@ def test_a_healthy_day_has_what_healthy_days_have():
     assert not joined["ecc_uncorrected_errors"].any()
 
 
-@pytest.mark.parametrize(("seed", "cause"), enumerate(published.OF_A_GPU))
+@pytest.mark.parametrize(("seed", "cause"), [*enumerate(published.OF_A_GPU)])
 def test_vectorised_signals_are_those_of_the_guard_one_reading_at_a_time(cause, seed):
     seen = history(cause, True, seed)
     times, stepwise = stepwise_signals(seen.events())
