@@ -20,12 +20,13 @@ DATASET_CONFIG = "educational_instruct"  # of DATASET
 NUM_EXAMPLES = 6000  # of the bundled text
 #: Suffix of a file -> the reader of `datasets`.
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-#: Columns that hold a question and its answer; the first pair that is there counts.
-PAIRS = (
+#: Columns of a question and its answer, of messages, or of a text; the first that are there count.
+COLUMNS = (
     ("instruction", "output"), ("instruction", "response"), ("prompt", "completion"),
-    ("prompt", "response"), ("question", "answer"),
+    ("prompt", "response"), ("question", "answer"), ("messages",), ("text",),
 )  # fmt: skip
 Messages = list[dict[str, str]]
+Text = tuple[list[int], list[int]]  # token ids and labels, one each
 Tokens = NDArray[np.int64]
 
 
@@ -51,41 +52,33 @@ def read_rows(source: str, seed: int = 0) -> Any:
 
 def messages_of(row: dict[str, Any], source: str) -> Messages:
     """A row as messages, of which the last is learnt."""
-    for question, answer in PAIRS:
-        if question in row and answer in row:
-            return [
-                {"role": "user", "content": str(row[question] or "")},
-                {"role": "assistant", "content": str(row[answer] or "")},
-            ]
-    if "messages" in row:
-        found = row["messages"]
-        try:
-            return [{"role": str(m["role"]), "content": str(m["content"] or "")} for m in found]
-        except (TypeError, KeyError):
-            raise CaseStudyError(
-                f"--dataset {source}: found {found!r:.80} under 'messages'; each message has "
-                "a role and a content"
-            ) from None
-    if "text" in row:
-        return [{"role": "assistant", "content": str(row["text"] or "")}]
-    accepted = ", ".join([*(f"{q} with {a}" for q, a in PAIRS), "messages", "text"])
-    raise CaseStudyError(
-        f"--dataset {source}: none of its columns is known to hold text; found "
-        f"{', '.join(map(str, row))}; accepted are {accepted}"
-    )
+    columns = next((names for names in COLUMNS if row.keys() >= {*names}), None)
+    if columns is None:
+        raise CaseStudyError(
+            f"--dataset {source}: none of its columns is known to hold text; found "
+            f"{', '.join(map(str, row))}; accepted are {', '.join(map(' with '.join, COLUMNS))}"
+        )
+    found = row[columns[0]]
+    if columns != ("messages",):
+        roles = ("user", "assistant")[-len(columns) :]
+        found = [dict(role=r, content=row[c]) for r, c in zip(roles, columns, strict=True)]
+    try:
+        return [{"role": str(m["role"]), "content": str(m["content"] or "")} for m in found]
+    except (TypeError, KeyError):
+        raise CaseStudyError(
+            f"--dataset {source}: found {found!r:.80} under 'messages'; each message has "
+            "a role and a content"
+        ) from None
 
 
-def tokens_of(
-    messages: Messages, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[int], list[int]]:
+def tokens_of(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> Text:
     """Token ids and labels, one each; those of all but the last message are IGNORED."""
     before, answer = messages[:-1], messages[-1]["content"] if messages else ""
     question = "".join(f"{message['content']}\n" for message in before)
     if before and tokenizer.chat_template:  # the form that the model was made for
         shown: Any = tokenizer.apply_chat_template
         start = str(shown(before, tokenize=False, add_generation_prompt=True))
-        last = {"role": "assistant", "content": answer}
-        whole = str(shown([*before, last], tokenize=False))
+        whole = str(shown([*before, messages[-1] | {"role": "assistant"}], tokenize=False))
         if whole.startswith(start):
             question, answer = start, whole[len(start) :]
     read, learnt = (
@@ -131,8 +124,7 @@ class Blocks:
 
     def in_order(self, size: int) -> Iterator[Batch]:
         for start in range(0, len(self), size):
-            part = slice(start, start + size)
-            yield Batch(self.tokens_NL[part], self.labels_NL[part])
+            yield Batch(self.tokens_NL[start : start + size], self.labels_NL[start : start + size])
 
 
 class Data(NamedTuple):
@@ -169,12 +161,12 @@ def load_data(
     return Data(training, held_out, min(len(tokenizer), known))
 
 
-def _pack(texts: Iterator[tuple[list[int], list[int]]], wanted: int, settings: Settings) -> Blocks:
+def _pack(texts: Iterator[Text], wanted: int, settings: Settings) -> Blocks:
     """Texts one after the other, cut into blocks; those with nothing to learn are left out."""
     length = settings.sequence_length
     tokens: list[int] = []
     labels: list[int] = []
-    blocks: list[tuple[list[int], list[int]]] = []
+    blocks: list[Text] = []
     while len(blocks) < wanted and (text := next(texts, None)):
         tokens += text[0]
         labels += text[1]
@@ -190,56 +182,40 @@ def _pack(texts: Iterator[tuple[list[int], list[int]]], wanted: int, settings: S
 
 #: What is kept of a list, in words and as a condition on x; {n} is a number.
 CHOICES = (
-    ("all items", ""),
-    ("the even numbers", " if x % 2 == 0"),
-    ("the odd numbers", " if x % 2 == 1"),
-    ("the numbers above {n}", " if x > {n}"),
-    ("the numbers below {n}", " if x < {n}"),
-    ("the multiples of {n}", " if x % {n} == 0"),
+    ("all items", ""), ("the even numbers", " if x % 2 == 0"),
+    ("the odd numbers", " if x % 2 == 1"), ("the numbers above {n}", " if x > {n}"),
+    ("the numbers below {n}", " if x < {n}"), ("the multiples of {n}", " if x % {n} == 0"),
     ("the numbers other than {n}", " if x != {n}"),
-)
+)  # fmt: skip
 #: What is done to each, in words and as an expression of x.
 CHANGES = (
-    ("", "x"),
-    ("squares of ", "x * x"),
-    ("doubles of ", "2 * x"),
-    ("absolute values of ", "abs(x)"),
-    ("remainders by {m} of ", "x % {m}"),
-    ("texts of ", "str(x)"),
-    ("negatives of ", "-x"),
-)
+    ("", "x"), ("squares of ", "x * x"), ("doubles of ", "2 * x"),
+    ("absolute values of ", "abs(x)"), ("remainders by {m} of ", "x % {m}"),
+    ("texts of ", "str(x)"), ("negatives of ", "-x"),
+)  # fmt: skip
 #: What becomes of the result: in words, the wrapped expression, and the end of the name.
 RESULTS = (
     ("the sum", "sum({} for x in {}{})", "sum"),
     ("the largest", "max({} for x in {}{})", "largest"),
-    ("the smallest", "min({} for x in {}{})", "smallest"),
-    ("a list", "[{} for x in {}{}]", "list"),
+    ("the smallest", "min({} for x in {}{})", "smallest"), ("a list", "[{} for x in {}{}]", "list"),
     ("a sorted list", "sorted({} for x in {}{})", "sorted"),
-    ("the number", "len([{} for x in {}{}])", "count"),
-    ("a set", "{{{} for x in {}{}}}", "set"),
-)
+    ("the number", "len([{} for x in {}{}])", "count"), ("a set", "{{{} for x in {}{}}}", "set"),
+)  # fmt: skip
 LISTS = ("numbers", "values", "items", "scores", "ages", "prices", "row", "data")
 ASKING = (
-    "Write a function that returns {}.",
-    "How do I get {} in Python?",
-    "Give me a Python function for {}.",
-    "I need {}. Show the code.",
-)
+    "Write a function that returns {}.", "How do I get {} in Python?",
+    "Give me a Python function for {}.", "I need {}. Show the code.",
+)  # fmt: skip
 
 
 def examples(count: int, seed: int = 0) -> Iterator[dict[str, str]]:
     """`count` rows with the columns instruction and output; the same for the same seed."""
-    generator = np.random.default_rng(seed)
+    generator, tables = np.random.default_rng(seed), (CHOICES, CHANGES, RESULTS, LISTS, ASKING)
     for _ in range(count):
-        kept, condition = CHOICES[generator.integers(len(CHOICES))]
-        change, expression = CHANGES[generator.integers(len(CHANGES))]
-        result, form, end = RESULTS[generator.integers(len(RESULTS))]
-        name = LISTS[generator.integers(len(LISTS))]
-        asking = ASKING[generator.integers(len(ASKING))]
+        drawn: Any = [table[generator.integers(len(table))] for table in tables]
+        (kept, condition), (change, expression), (result, form, end), name, asking = drawn
         numbers = {"n": int(generator.integers(2, 100)), "m": int(generator.integers(2, 10))}
         wanted = f"{result} of the {change}{kept} in {name}".format(**numbers)
         code = form.format(expression.format(**numbers), name, condition.format(**numbers))
-        yield {
-            "instruction": asking.format(wanted),
-            "output": f"def {end}_of_{name}({name}):\n    return {code}\n",
-        }
+        function = f"def {end}_of_{name}({name}):\n    return {code}\n"
+        yield {"instruction": asking.format(wanted), "output": function}

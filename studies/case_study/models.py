@@ -9,26 +9,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import datasets
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-)
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.import_utils import is_bitsandbytes_available
 
 from rmetric._util.host_memory import available_memory, check_fits
@@ -38,10 +30,10 @@ from studies.case_study.settings import QWEN_3B, TINY, CaseStudyError, Settings
 #: Share of the free memory that may be planned for; allocators waste the rest.
 USABLE = 0.9
 LORA_RANK = 16
+MODEL: Any = transformers.AutoModelForCausalLM
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(NamedTuple):
     """One GPU, ``cuda``, or the processor, ``cpu``, with its free memory in bytes."""
 
     kind: str
@@ -56,17 +48,16 @@ def find_device(kind: str = "auto", *, float16: bool = False) -> Device:
         properties = torch.cuda.get_device_properties(0)
         # is_bf16_supported() is also True where bfloat16 is only emulated, as on a T4.
         has_bfloat16 = properties.major >= 8 and not float16
-        free, _ = torch.cuda.mem_get_info(0)
-        return Device(kind="cuda", name=properties.name, free=free, has_bfloat16=has_bfloat16)
+        return Device("cuda", properties.name, torch.cuda.mem_get_info(0)[0], has_bfloat16)
     if kind == "cuda":
-        built = torch.version.cuda or "no CUDA"
         raise CaseStudyError(
-            f"--device cuda: torch {torch.__version__} (built for {built}) finds no usable GPU; "
-            "--device cpu trains on the processor, --tiny a small model there"
+            f"--device cuda: torch {torch.__version__} (built for "
+            f"{torch.version.cuda or 'no CUDA'}) finds no usable GPU; --device cpu trains on the "
+            "processor, --tiny a small model there"
         )
     if float16:
         raise CaseStudyError("--float16: a processor computes in float32; it needs a GPU")
-    return Device(kind="cpu", name="CPU", free=available_memory() or 0, has_bfloat16=False)
+    return Device("cpu", "CPU", available_memory() or 0, has_bfloat16=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +91,11 @@ class Recipe:
         return 1e-4 if self.lora else 1e-5
 
     def __str__(self) -> str:
-        numbers = str(self.dtype).removeprefix("torch.")
-        scaling = " with loss scaling" if self.scales_loss else ""
         trained = "LoRA" if self.lora else "full fine-tuning"
-        trained += " on 4-bit weights (NF4)" if self.four_bit else ""
-        kept = ", gradient checkpointing" if self.gradient_checkpointing else ""
-        return f"{trained} in {numbers}{scaling}{kept}"
+        packed = " on 4-bit weights (NF4)" * self.four_bit
+        scaling = " with loss scaling" * self.scales_loss
+        kept = ", gradient checkpointing" * self.gradient_checkpointing
+        return f"{trained}{packed} in {str(self.dtype).removeprefix('torch.')}{scaling}{kept}"
 
 
 class Plan(NamedTuple):
@@ -173,7 +163,7 @@ def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) 
     """
     text = config.get_text_config()
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = MODEL.from_config(config, trust_remote_code=False)
     output = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output]
     adapters = LORA_RANK * sum(layer.in_features + layer.out_features for layer in linear)
@@ -215,14 +205,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 #: One of them is in a folder that has a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 SAFE: dict[str, Any] = dict(trust_remote_code=False)
-Loaded = TypeVar("Loaded")
 
 
 def quiet() -> None:
     """Of what the libraries say, leave out all that no user of the case study can change."""
-    loud: Any = transformers.utils.logging
-    loud.set_verbosity_error()
-    loud.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -232,17 +220,14 @@ def quiet() -> None:
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """One token a byte of UTF-8, 256 of them, and one that ends a text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytes_alone = models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[])
-    tokenizer = Tokenizer(bytes_alone)
+    vocab = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    build: Any = PreTrainedTokenizerFast
-    made: PreTrainedTokenizerFast = build(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
-    return made
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
 
 
-def loaded(source: str, option: str, load: Callable[[str], Loaded]) -> Loaded:
+def loaded(source: str, option: str, load: Callable[[str], Any]) -> Any:
     """What `load` returns of a path or a name on the hub; whatever is against it is one line."""
     path = Path(source).expanduser()
     local = path.exists()
@@ -265,8 +250,8 @@ def loaded(source: str, option: str, load: Callable[[str], Loaded]) -> Loaded:
 
 def read_config(source: str) -> PreTrainedConfig:
     if source in ARCHITECTURES:
-        return Qwen2Config(tie_word_embeddings=True, **ARCHITECTURES[source])
-    return loaded(source, "--model", lambda place: AutoConfig.from_pretrained(place, **SAFE))
+        return transformers.Qwen2Config(tie_word_embeddings=True, **ARCHITECTURES[source])
+    return loaded(source, "--model", partial(transformers.AutoConfig.from_pretrained, **SAFE))
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
@@ -278,7 +263,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
             f"--model {source}: it has no tokenizer (one of {', '.join(TOKENIZER_FILES)}); "
             "tokenizer.save_pretrained(folder) writes one"
         )
-    return loaded(source, "--model", lambda place: AutoTokenizer.from_pretrained(place, **SAFE))
+    return loaded(source, "--model", partial(transformers.AutoTokenizer.from_pretrained, **SAFE))
 
 
 def load_model(settings: Settings, config: PreTrainedConfig, recipe: Recipe) -> Any:
@@ -289,8 +274,16 @@ def load_model(settings: Settings, config: PreTrainedConfig, recipe: Recipe) -> 
             "pip install -e '.[study,live,qlora]'"
         )
     torch.manual_seed(settings.seed)
-    drawn = settings.random_weights or settings.model in ARCHITECTURES
-    model = _random(config, recipe) if drawn else _pretrained(settings.model, recipe)
+    draw = partial(MODEL.from_config, config, dtype=recipe.weights_dtype, **SAFE)
+    if not settings.random_weights and settings.model not in ARCHITECTURES:
+        model = _pretrained(settings.model, recipe)
+    elif recipe.four_bit:  # only weights from files are packed while they are loaded
+        with TemporaryDirectory(prefix="rmetric-") as folder:
+            draw().save_pretrained(folder)
+            model = _pretrained(folder, recipe)
+    else:  # on the device at once: the processor's memory may not hold the whole model
+        with torch.device(recipe.device):
+            model = draw()
     if recipe.lora:
         from peft import LoraConfig, get_peft_model
 
@@ -301,34 +294,20 @@ def load_model(settings: Settings, config: PreTrainedConfig, recipe: Recipe) -> 
             task_type="CAUSAL_LM",
         )  # fmt: skip
         model = get_peft_model(model, adapters)
-    # 4-bit weights are packed on their device while they are loaded.
-    prepared: Any = model if recipe.four_bit else model.to(recipe.device)
-    prepared.config.use_cache = False
+    if not recipe.four_bit:  # those are packed on their device while they are loaded
+        model = model.to(recipe.device)
+    model.config.use_cache = False
     if recipe.gradient_checkpointing:
-        reentrant = {"use_reentrant": False}
-        prepared.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)
-    return prepared.train()
-
-
-def _random(config: PreTrainedConfig, recipe: Recipe) -> Any:
-    build: Any = AutoModelForCausalLM.from_config
-    if recipe.four_bit:  # only weights from files are packed while they are loaded
-        with TemporaryDirectory(prefix="rmetric-") as folder:
-            build(config, dtype=recipe.weights_dtype, **SAFE).save_pretrained(folder)
-            return _pretrained(folder, recipe)
-    # On the device at once: the processor's memory may not hold the whole model.
-    with torch.device(recipe.device):
-        return build(config, dtype=recipe.weights_dtype, **SAFE)
+        model.gradient_checkpointing_enable(dict(use_reentrant=False))
+    return model.train()
 
 
 def _pretrained(source: str, recipe: Recipe) -> Any:
     options: dict[str, Any] = dict(dtype=recipe.weights_dtype, use_safetensors=True, **SAFE)
     if recipe.four_bit:  # the linear layers, as QLoRA has it
-        build: Any = BitsAndBytesConfig
         options["device_map"] = {"": recipe.device}
-        options["quantization_config"] = build(
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=recipe.dtype,
         )  # fmt: skip
-    load: Any = AutoModelForCausalLM.from_pretrained
-    return loaded(source, "--model", lambda place: load(place, **options))
+    return loaded(source, "--model", partial(MODEL.from_pretrained, **options))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -21,8 +20,9 @@ from rmetric.records import Truth
 from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.page.series import spans
-from rmetric.reporting.style import FAILURE_LINE, MEANING, ONSET_LINE, TEXT_WIDTH
+from rmetric.reporting.style import FAILURE_LINE, LEAST_POINTS, MEANING, ONSET_LINE, TEXT_WIDTH
 
+LABELS = ("loss (nats)", "R (published)", "calibrated")
 LOSSES = {"training_loss": 0.6, "validation_loss": 1.2}  # width of the line
 PANELS, LEGEND, AXIS = 3.3, 0.55, 0.38  # inches: a run's panels, the legend, the lowest axis
 SHADE = 0.22  # of an alarm
@@ -32,10 +32,8 @@ TICKS = (0, 1, 3, 10, 30, 100)
 ABOVE = 2.0
 #: Highest loss over the lowest, above which the axis is logarithmic, and has decades only.
 WIDE, VERY_WIDE = 20.0, 1000.0
-FONT = 7.0  # points: the least that is read in print
-TEXT: dict[str, Any] = dict(
-    fontsize=FONT, path_effects=(withStroke(linewidth=1.6, foreground="white"),)
-)
+OUTLINE = withStroke(linewidth=1.6, foreground="white")
+TEXT: dict[str, Any] = dict(fontsize=LEAST_POINTS, path_effects=(OUTLINE,))
 ALERT = MEANING["alert"]
 
 
@@ -63,7 +61,9 @@ def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -
         _plot_score(own, calibrated[name], 1.0, 1.3 * highest, ticks)
         own.yaxis.set_minor_locator(NullLocator())
         if not calibrated[name].alarms.any():
-            own.text(0.02, 0.94, "no alarm", transform=own.transAxes, va="top", fontsize=FONT)
+            own.text(
+                0.02, 0.94, "no alarm", transform=own.transAxes, va="top", fontsize=LEAST_POINTS
+            )
         truth = _truth(scored)
         marks = ((truth.failure_step, FAILURE_LINE), (truth.onset_step, ONSET_LINE))
         for axes, (step, line) in product(column, marks):
@@ -77,14 +77,21 @@ def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -
         axes.set_xlabel("step")
         if axes is not panels[2, -1]:  # clear of the next column's first
             axes.get_xticklabels()[-1].set_horizontalalignment("right")
-    for axes, label in zip(
-        panels[:, 0], ("loss (nats)", "R (published)", "calibrated"), strict=True
-    ):
+    for axes, label in zip(panels[:, 0], LABELS, strict=True):
         axes.set_ylabel(label)
     figure.align_ylabels(panels[:, 0])
-    handles = _legend(any(_truth(scored).failed for scored in shown))
+    handles = [
+        Line2D([], [], color=MEANING["training_loss"], label="training loss"),
+        Line2D([], [], color=MEANING["validation_loss"], label="validation loss"),
+        Line2D([], [], **ONSET_LINE, label="onset"),
+        *[Line2D([], [], **FAILURE_LINE, label="failure")] * any(_truth(s).failed for s in shown),
+        Line2D([], [], color=MEANING["score"], linewidth=0.6, label="score"),
+        Line2D([], [], color=ALERT, linestyle="--", label="threshold"),
+        Line2D([], [], color=ALERT, linestyle="", marker="v", label="first alarm"),
+        Patch(color=ALERT, alpha=SHADE, linewidth=0, label="alarm"),
+    ]
     figure.legend(
-        handles=handles, loc="upper center", ncols=len(handles), fontsize=FONT,
+        handles=handles, loc="upper center", ncols=len(handles), fontsize=LEAST_POINTS,
         columnspacing=0.9, handletextpad=0.5,
     )  # fmt: skip
     return figure
@@ -111,13 +118,11 @@ def _plot_losses(axes: Axes, scored: ScoredRun, shown: Sequence[ScoredRun]) -> N
         return [x for run in runs for name in LOSSES for _, x in points(run, name) if x > 0]
 
     for name, width in LOSSES.items():
-        found = zip(*points(scored, name), strict=True)
-        axes.plot(*found, color=MEANING[name], linewidth=width)
+        axes.plot(*zip(*points(scored, name), strict=True), color=MEANING[name], linewidth=width)
     every = positive(*shown)
     calm = positive(*(run for run in shown if not _truth(run).failed))
-    low, high = min(every, default=1.0), max(every, default=2.0)
-    if calm:
-        high = min(high, ABOVE * max(calm))
+    low = min(every, default=1.0)
+    high = min(max(every, default=2.0), ABOVE * max(calm, default=inf))
     if high <= WIDE * low:
         axes.set_ylim(max(0.0, low - 0.05 * (high - low)), high + 0.05 * (high - low))
     else:
@@ -148,16 +153,3 @@ def _plot_score(
         axes.annotate(f" {step} ", (step, top), ha=side, va="top", zorder=3, color=ALERT, **TEXT)
     axes.set(ylim=(-0.06, top), yticks=ticks)
     axes.yaxis.set_major_formatter("{x:g}")
-
-
-def _legend(some_failed: bool) -> list[Artist]:
-    return [
-        Line2D([], [], color=MEANING["training_loss"], label="training loss"),
-        Line2D([], [], color=MEANING["validation_loss"], label="validation loss"),
-        Line2D([], [], **ONSET_LINE, label="onset"),
-        *[Line2D([], [], **FAILURE_LINE, label="failure")] * some_failed,
-        Line2D([], [], color=MEANING["score"], linewidth=0.6, label="score"),
-        Line2D([], [], color=ALERT, linestyle="--", label="threshold"),
-        Line2D([], [], color=ALERT, linestyle="", marker="v", label="first alarm"),
-        Patch(color=ALERT, alpha=SHADE, linewidth=0, label="alarm"),
-    ]

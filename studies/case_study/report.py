@@ -7,30 +7,21 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from math import inf, isfinite, isnan
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from rmetric import logs
 from rmetric.detectors import DETECTORS, IN_PAPER
-from rmetric.evaluation import PROTOCOLS, Trace, judge, trace
-from rmetric.logs import (
-    encode_line,
-    fault_lines,
-    final_line,
-    log_path,
-    parse_line,
-    read_lines,
-    read_log,
-    write_atomically,
-)
+from rmetric.evaluation import trace
 from rmetric.monitor.step_recorder import Hardware
-from rmetric.records import HardwareEvent, Record, Run, Truth
-from rmetric.replay.scored_run import score_run
+from rmetric.records import HardwareEvent, Record, Truth
+from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.page import trace_of_r_metric
-from rmetric.reporting.replay_report import replay_logs, safe_name
+from rmetric.reporting.replay_report import replay_logs, safe_name, verdicts
 from rmetric.reporting.style import save, style
 from rmetric.simulation.outcome import soft_failure
 from studies.case_study.data import Data
@@ -40,8 +31,6 @@ from studies.case_study.settings import Fault, Settings
 from studies.common.provenance import commit, versions
 from studies.common.real_runs import real_runs_table
 from studies.common.renderers import to_markdown
-
-PACKAGES = ("torch", "transformers", "peft", "datasets", "numpy")
 
 
 def run_id(settings: Settings, fault: Fault | None) -> str:
@@ -55,8 +44,9 @@ def about_run(
     """A run's description of itself, by the keys of docs/log_format.md."""
     injected: dict[str, Any] = {"type": "NONE", "trigger_step": None, "params": {}}
     if fault is not None:
-        params = {"severity": fault.severity, "severity_unit": fault.unit}
-        params["duration_steps"] = fault.duration
+        params = dict(
+            severity=fault.severity, severity_unit=fault.unit, duration_steps=fault.duration
+        )
         injected = {"type": fault.name, "trigger_step": fault.onset, "params": params}
     return {
         "model_type": settings.model,
@@ -76,6 +66,7 @@ def about_study(
 ) -> dict[str, Any]:
     """What was trained, where and with what: the summary before its runs."""
     recipe, memory = plan.recipe, plan.memory
+    packages = ["torch", "transformers", "peft", "datasets", "numpy"]
     used = asdict(settings) | {
         "fault": ",".join(f"{fault.name}:{fault.severity:g}" for fault in faults),
         "fault_step": settings.onset,
@@ -90,11 +81,11 @@ def about_study(
         "settings": used,
         "recipe": asdict(recipe) | {"dtype": str(recipe.dtype).removeprefix("torch.")},
         "data": sequences | {"sha256": data.training.digest},
-        "device": asdict(device),
+        "device": device._asdict(),
         "processor": processor | {"threads_used": torch.get_num_threads()},
         "method": method | {"trained_weights": memory["gradients"] // 4},
         "memory_needed_bytes": memory | {"total": sum(memory.values())},
-        "versions": versions([*PACKAGES, *["bitsandbytes"] * recipe.four_bit]),
+        "versions": versions(packages + ["bitsandbytes"] * recipe.four_bit),
         "commit": commit(),
     }
 
@@ -118,8 +109,7 @@ def hardware_of(device: str) -> tuple[Hardware | None, str]:
         return NoHardware(), "no GPU: no hardware events, λ is 0"
     from rmetric.telemetry.nvml import NvmlEvents
 
-    uuid = str(torch.cuda.get_device_properties(0).uuid)
-    events = NvmlEvents(devices=[f"GPU-{uuid}"])
+    events = NvmlEvents(devices=[f"GPU-{torch.cuda.get_device_properties(0).uuid}"])
     if events.ready():
         return events, "NVML: Xids, ECC errors, row remaps, throttling, temperature"
     problem = events.problem
@@ -135,18 +125,19 @@ def finish_log(
     The steps before `first_step` are taken from `twin`, the control's log.
     """
     head, *own = path.read_bytes().splitlines(keepends=True)
-    of_twin = twin.read_bytes().splitlines(keepends=True)[1:] if twin else []
-    own = [line for line in of_twin if parse_line(line).get("step", first_step) < first_step] + own
-    records = read_lines(path, [head, *own]).records
-    truth = truth_of(injected, records, read_log(twin).records if twin else None)
-    start = parse_line(head)
+    if twin:
+        before = twin.read_bytes().splitlines(keepends=True)[1:]
+        own = [x for x in before if logs.parse_line(x).get("step", first_step) < first_step] + own
+    records = logs.read_lines(path, [head, *own]).records
+    truth = truth_of(injected, records, logs.read_log(twin).records if twin else None)
+    start = logs.parse_line(head)
     start["config"]["seconds_per_step"] = seconds_per_step
-    lines, pending = [encode_line(start)], [*fault_lines(truth)]
+    lines, pending = [logs.encode_line(start)], [*logs.fault_lines(truth)]
     for line in own:
-        if pending and parse_line(line).get("step", 0) >= injected.onset_step:
+        if pending and logs.parse_line(line).get("step", 0) >= injected.onset_step:
             lines.append(pending.pop())
         lines.append(line)
-    write_atomically(path, [*lines, *pending, final_line(truth, records)])
+    logs.write_atomically(path, [*lines, *pending, logs.final_line(truth, records)])
 
 
 def truth_of(injected: Truth, records: Sequence[Record], twin: Sequence[Record] | None) -> Truth:
@@ -155,68 +146,61 @@ def truth_of(injected: Truth, records: Sequence[Record], twin: Sequence[Record] 
     Non-finite: the loss, to the end; a gradient that overflows is no failure, as a loss scale is
     found by it. The others are of `soft_failure`, against the records of the control, `twin`.
     """
-    failure = None
+    kind, step = None, None
     for record in records:
         losses = [x for x in (record.training_loss, record.validation_loss) if x is not None]
         if losses and all(map(isfinite, losses)):
-            failure = None
-        elif losses and failure is None:
-            failure = "non_finite", record.step
-    if failure is None:
+            kind, step = None, None
+        elif losses and kind is None:
+            kind, step = "non_finite", record.step
+    if kind is None:
         loss = {r.step: r.validation_loss for r in records if r.validation_loss is not None}
         beside = {r.step: r.validation_loss for r in twin or ()}
         twin_T = None if twin is None else np.array([beside[step] for step in loss])
         # A loss that still falls fast has not diverged: one that also ends above its best has.
         soft = soft_failure(np.array(list(loss.values()), dtype=float), twin_T, ends_there=True)
-        failure = (soft[0], list(loss)[soft[1]]) if soft else None
-    if failure is not None:
-        kind, step = failure
-        return replace(injected, outcome="failed", failure_kind=kind, failure_step=step)
-    return replace(injected, outcome="healthy" if injected.fault == "NONE" else "absorbed")
+        kind, step = (soft[0], list(loss)[soft[1]]) if soft else (None, None)
+    outcome = "failed" if kind else "healthy" if injected.fault == "NONE" else "absorbed"
+    return replace(injected, outcome=outcome, failure_kind=kind, failure_step=step)
 
 
 # -- what came out of all runs, computed from their logs
 
-TRUTH = (
-    "fault", "severity", "onset_step", "duration_steps", "outcome", "failure_kind", "failure_step",
-)  # fmt: skip
 CALIBRATED = "calibrated"
-#: Both detectors by their title: the place of their verdicts in the summary.
-TITLES = {"R-Metric (published)": "r_metric", "calibrated detector": CALIBRATED}
-HEADINGS = ("run", "fault at", "outcome", *TITLES)
 
 
 def write_report(summary: dict[str, Any], folder: Path) -> None:
     """The plot, claims.md, the replayed pages, and the summary with the judgements."""
     done = summary["runs"]
-    logs = {name: log_path(folder, run["id"]) for name, run in done.items()}
-    scored = {name: score_run(read_log(log)) for name, log in logs.items()}
+    paths = {name: logs.log_path(folder, run["id"]) for name, run in done.items()}
+    scored = {name: score_run(logs.read_log(path)) for name, path in paths.items()}
     for name, run in scored.items():
-        done[name] |= {part: getattr(run.run.truth, part) for part in TRUTH}
+        truth = asdict(run.run.truth or Truth())
+        done[name] |= {part: truth[part] for part in truth if part not in ("benign", "applicable")}
         done[name]["max_r"] = max(score.score for score in run.scores)
-        done[name]["r_metric"] = _judged(run.run, trace_of_r_metric(run))
+        done[name]["r_metric"] = judgement(run, trace_of_r_metric(run))
     others = {
         name: {of: trace(name, run.run) for of, run in scored.items()}
         for name, entry in (IN_PAPER | {CALIBRATED: DETECTORS[CALIBRATED]}).items()
         if entry.kind in ("baseline", "ours") and not entry.sees_future
     }
     summary["other_detectors"] = {
-        name: {of: _judged(scored[of].run, found) for of, found in traces.items()}
+        name: {of: judgement(scored[of], found) for of, found in traces.items()}
         for name, traces in others.items()
     }
     with style():
         save(plot_twins(scored, others[CALIBRATED]), folder / "case_study")
-    claims = to_markdown(real_runs_table([summary]))
-    write_atomically(folder / "claims.md", [claims.encode()])
-    replay_logs([*logs.values()], folder / "replayed", most_plots=0)
+    logs.write_atomically(folder / "claims.md", [to_markdown(real_runs_table([summary])).encode()])
+    replay_logs([*paths.values()], folder / "replayed", most_plots=0)
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(folder / "summary.json", [text.encode(), b"\n"])
+    logs.write_atomically(folder / "summary.json", [text.encode(), b"\n"])
 
 
-def _judged(run: Run, found: Trace) -> dict[str, Any]:
+def judgement(scored: ScoredRun, found: Any) -> dict[str, Any]:
     """A detector's alarms by phase, the first ones, and the verdict under each protocol."""
-    began, in_alarm = found.steps[found.begins], found.alert_steps
-    truth = run.truth or Truth()
+    began = found.steps[found.begins]
+    counted = {"alerts": began, "steps_in_alert": found.alert_steps}
+    truth, seconds = scored.run.truth or Truth(), scored.run.config["seconds_per_step"]
     onset, failure = truth.onset_step, truth.failure_step
     phases: dict[str, tuple[float, float]] = {"whole_run": (-inf, inf)}
     if onset is not None:
@@ -224,41 +208,19 @@ def _judged(run: Run, found: Trace) -> dict[str, Any]:
         phases = {"before_onset": (-inf, onset), after: (onset, failure or inf)}
     if onset is not None and failure is not None:
         phases["after_failure"] = (failure, inf)
-    since = [step for step in began.tolist() if onset is not None and step >= onset]
-    verdicts: dict[str, Any] = {
+    since = (step for step in began.tolist() if onset is not None and step >= onset)
+    judged: dict[str, Any] = {
         "first_alert_step": found.first_alert,
-        "first_alert_since_onset": since[0] if since else None,
+        "first_alert_since_onset": next(since, None),
         "alerts": {
-            phase: {
-                "alerts": int(((low <= began) & (began < high)).sum()),
-                "steps_in_alert": int(((low <= in_alarm) & (in_alarm < high)).sum()),
-            }
+            phase: {name: int(((low <= at) & (at < high)).sum()) for name, at in counted.items()}
             for phase, (low, high) in phases.items()
         },
     }
-    for protocol in PROTOCOLS:
-        outcome = judge([run], [found], protocol)
-        steps, minutes = float(outcome.lead_steps[0]), float(outcome.lead_minutes[0])
-        verdicts[protocol] = {
-            "hit": bool(outcome.hit[0]),
-            "false_alarm": bool(outcome.false_alarm[0]),
-            "lead_steps": None if isnan(steps) else int(steps),
-            "lead_minutes": None if isnan(minutes) else minutes,
-        }
-    return verdicts
-
-
-def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    rows = []
-    for name, run in summary["runs"].items():
-        judged = {key: of[name] for key, of in summary["other_detectors"].items()}
-        judged["r_metric"] = run["r_metric"]
-        outcome = run["outcome"]
-        if outcome == "failed":
-            outcome = f"{run['failure_kind']} at {run['failure_step']}".replace("_", "-")
-        verdicts = [verdict(run, judged[key]["first_alert_step"]) for key in TITLES.values()]
-        rows.append((name, str(run["onset_step"] or "-"), outcome, *verdicts))
-    return rows
+    for protocol, said in (verdicts(scored, found) or {}).items():
+        lead = said["lead_steps"]
+        judged[protocol] = said | {"lead_minutes": lead if lead is None else lead * seconds / 60}
+    return judged
 
 
 def verdict(run: Mapping[str, Any], first: int | None) -> str:
@@ -275,7 +237,14 @@ def verdict(run: Mapping[str, Any], first: int | None) -> str:
 
 
 def table_of(summary: Mapping[str, Any]) -> str:
-    rows = [HEADINGS, *rows_of(summary)]
+    rows = [("run", "fault at", "outcome", "R-Metric (published)", "calibrated detector")]
+    for name, run in summary["runs"].items():
+        judged = run["r_metric"], summary["other_detectors"][CALIBRATED][name]
+        published, calibrated = (verdict(run, of["first_alert_step"]) for of in judged)
+        outcome = run["outcome"]
+        if outcome == "failed":
+            outcome = f"{run['failure_kind']} at {run['failure_step']}".replace("_", "-")
+        rows.append((name, str(run["onset_step"] or "-"), outcome, published, calibrated))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows)
     return "\n".join("  ".join(cells).rstrip() for cells in padded)

@@ -30,6 +30,11 @@ BUNDLED = "bundled"  # the text of `data.examples`
 #: The paper's fault, which the runs measured so far absorb, and one that breaks them.
 FAULT = "LR_SPIKE,LR_RUNAWAY"
 CONTROL = "control"  # the run without a fault
+SWITCHES = {
+    "--random-weights": "draw the weights; without --model those of Qwen2.5-3B's architecture, on "
+    "bundled text: the real size and cost with nothing to download",
+    "--float16": "compute in float16 with loss scaling, as on a T4, where the GPU has bfloat16",
+}
 METHODS = {
     "full": "train all weights",
     "lora": "train adapters only",
@@ -41,13 +46,11 @@ NUMBERS: dict[str, tuple[str, int | None, str]] = {
     "eval_every": ("--eval-every", 1, "steps between two evaluations (default: 20; tiny 10)"),
     "fault_step": ("--onset", None, "first step under the fault (default: the middle)"),
     "fault_steps": ("--duration", 1, "how many steps it acts (default: the fault's own)"),
-    "learning_rate": (
-        "--learning-rate", None, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"
-    ),
+    "learning_rate": ("--learning-rate", None,
+                      "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"),
     "sequence_length": ("--sequence-length", 8, "tokens (default: 512; tiny 64)"),
-    "micro_batch_size": (
-        "--micro-batch-size", 1, "sequences; a step has four micro-batches (default: 1; tiny 4)"
-    ),
+    "micro_batch_size": ("--micro-batch-size", 1,
+                         "sequences; a step has four micro-batches (default: 1; tiny 4)"),
     "eval_sequences": ("--eval-sequences", 1, "held-out sequences (default: 32)"),
     "seed": ("--seed", 0, "of weights, data and fault (default: 0)"),
 }  # fmt: skip
@@ -157,16 +160,13 @@ class Fault:
 def _corrupt(batch: Batch, share: float, vocabulary: int, generator: np.random.Generator) -> Batch:
     struck = generator.random(batch.tokens_BL.shape) < share
     drawn = generator.integers(vocabulary, size=batch.tokens_BL.shape)
-    learnt = batch.labels_BL != IGNORED
     return batch._replace(
         tokens_BL=np.where(struck, drawn, batch.tokens_BL),
-        labels_BL=np.where(struck & learnt, drawn, batch.labels_BL),
+        labels_BL=np.where(struck & (batch.labels_BL != IGNORED), drawn, batch.labels_BL),
     )
 
 
-def _shuffle_labels(
-    batch: Batch, share: float, vocabulary: int, generator: np.random.Generator
-) -> Batch:
+def _shuffle_labels(batch: Batch, share: float, _: int, generator: np.random.Generator) -> Batch:
     labels = batch.labels_BL.copy()
     for row in np.flatnonzero(generator.random(len(labels)) < share):
         learnt = labels[row] != IGNORED
@@ -202,8 +202,7 @@ def faults_of(asked: str, onset: int, duration: int | None = None) -> list[Fault
         name, _, own = one.partition(":")
         if name not in FAULTS:
             raise CaseStudyError(f"--fault {name}: known are {', '.join(FAULTS)}, in any case")
-        kind = FAULTS[name]
-        low, high = kind.limits
+        kind, (low, high) = FAULTS[name], FAULTS[name].limits
         try:
             severity = float(own) if own else kind.severity
         except ValueError:
@@ -213,8 +212,7 @@ def faults_of(asked: str, onset: int, duration: int | None = None) -> list[Fault
                 f"--fault {one}: the severity of {name} ({kind.unit}) must be a number "
                 f"from {low:g} to {high:g}, as in {name}:{kind.severity:g}"
             )
-        steps = duration or kind.duration
-        fault = replace(kind, severity=severity, onset=onset, duration=steps)
+        fault = replace(kind, severity=severity, onset=onset, duration=duration or kind.duration)
         if fault.label in found:
             raise CaseStudyError(f"--fault {asked}: {fault.label} is in it twice")
         found[fault.label] = fault
@@ -230,16 +228,9 @@ def parse_arguments(argv: list[str] | None, description: str | None) -> argparse
     source.add_argument("--model", metavar="NAME|PATH", help="on the hub, or a local folder")
     source.add_argument("--tiny", action="store_true", help="a tiny Qwen2 on bundled text")
     add("--dataset", metavar="NAME|PATH", help="on the hub, or jsonl, json, csv, parquet here")
-    add(
-        "--random-weights", action="store_true",
-        help="draw the weights; without --model those of Qwen2.5-3B's architecture, on bundled "
-        "text: the real size and cost with nothing to download",
-    )  # fmt: skip
     add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="default: a GPU if any")
-    add(
-        "--float16", action="store_true",
-        help="compute in float16 with loss scaling, as on a T4, where the GPU has bfloat16",
-    )  # fmt: skip
+    for name, what in SWITCHES.items():
+        add(name, action="store_true", help=what)
     method = parser.add_mutually_exclusive_group()
     for name, what in METHODS.items():
         method.add_argument(

@@ -1,7 +1,5 @@
 """The driver of the measurements on a GPU: a part that fails does not end the others."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

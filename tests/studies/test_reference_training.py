@@ -50,9 +50,6 @@ def largest_difference(folder, plain):
     return max(abs(one - other) for both in pairs for one, other in zip(*both, strict=True))
 
 
-# -- the losses
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     losses = plain_losses(settings(tmp_path_factory.mktemp("plain")))
@@ -120,9 +117,6 @@ def test_any_layouts_in_turn_lose_what_one_plain_process_does(tmp_path, same, ch
     difference = largest_difference(tmp_path / "run", expected)
     print(f"{chain}: {difference:.1e}")
     assert difference < (1e-12 if same == DOUBLE else CLOSE)
-
-
-# -- recovery
 
 
 def test_a_killed_run_logs_each_step_once(tmp_path, plain):
@@ -219,9 +213,6 @@ def test_a_run_whose_end_is_not_durable_has_not_finished(tmp_path):
     assert on_ranks(without_a_folder, tmp_path, ranks=1) == ["saving"]
 
 
-# -- the model
-
-
 def test_it_is_the_llama_that_transformers_has():
     transformers = pytest.importorskip("transformers")
     shape = Shape(layers=2, heads=4, kv_heads=2, hidden=32, ffn=88, vocabulary=61, sequence=16)
@@ -273,9 +264,6 @@ def test_the_planner_reads_its_shape(capsys):
     read = ModelShape.from_json(json.loads(capsys.readouterr().out))
     model = Llama(Shape(hidden=96, heads=6, kv_heads=3, ffn=258, tied=True))
     assert read.parameters == sum(parameter.numel() for parameter in model.parameters())
-
-
-# -- the data
 
 
 @given(st.integers(0, 5), st.integers(1, 1000), st.integers(0, 100))
@@ -334,9 +322,6 @@ def test_a_file_that_holds_something_else(tmp_path, content, problem):
         TokenFile(path, 256, 9, 0)
 
 
-# -- the log
-
-
 @given(st.integers(0, 12), st.integers(0, 3000))
 def test_a_log_is_cut_back_wherever_it_broke_off(tmp_path_factory, step, broken):
     path = tmp_path_factory.mktemp("log") / "losses.jsonl"
@@ -351,9 +336,6 @@ def test_a_log_is_cut_back_wherever_it_broke_off(tmp_path_factory, step, broken)
     assert [record.step for record in read_log(path).records] == list(
         range(1, min(step, whole) + 1)
     )
-
-
-# -- what is refused
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Runs as the laboratory leaves them, made by hand: a loss that falls, and what is done to it."""
 
-from __future__ import annotations
-
 from math import nan
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The one command, run for real on a few runs, and what it leaves."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -64,7 +62,7 @@ def results(tmp_path_factory, options) -> Path:
     return out
 
 
-def test_it_leaves_tables_figures_results_and_provenance(results, laboratory):
+def test_it_leaves_tables_figures_provenance_and_the_numbers_of_the_runs(results, laboratory):
     names = {path.name for path in results.iterdir()}
     figures = {f"{name}.{kind}" for name in ("figure1_precision_recall", "figure2_delay")
                for kind in ("pdf", "png")}  # fmt: skip
@@ -84,9 +82,6 @@ def test_it_leaves_tables_figures_results_and_provenance(results, laboratory):
     assert "always" in ours["detectors"]
     assert str(laboratory) not in json.dumps(about)
     assert {"rmetric", "python", "numpy"} <= set(about["versions"])
-
-
-def test_the_numbers_are_those_of_the_runs(results):
     rows = rows_of(results / "lab.csv")
     ewma, always = rows["EWMA of log loss"], rows["Always alarm"]
     # Four seeds, in each a failure with a rising loss that the EWMA sees.
@@ -131,9 +126,6 @@ def test_rows_of_other_runs_or_costs_do_not_stand_side_by_side(results, options,
         assert run(results, *options, "never", *other) == 2
         assert "was made of other runs or costs" in capsys.readouterr().err
     assert (results / "lab.json").read_bytes() == before
-
-
-# -- the seal
 
 
 @pytest.fixture
@@ -198,9 +190,6 @@ def test_the_sealed_part_is_opened_once_and_the_opening_recorded(
     assert (out / "lab_test.md").exists()
 
 
-# -- the other data sets
-
-
 def test_the_stress_study_is_read_from_its_folder(tmp_path):
     write_study(tmp_path / "study", modes=("FULL_METRIC",))
     out = tmp_path / "out"
@@ -219,9 +208,6 @@ def test_public_logs_that_are_not_there_are_said_and_the_rest_is_made(laboratory
     assert "the public logs are left out" in printed.err
     assert (tmp_path / "out" / "lab.csv").exists()
     assert not (tmp_path / "out" / "real.csv").exists()
-
-
-# -- the page
 
 
 def test_the_page_of_the_repository_holds_what_the_results_say():

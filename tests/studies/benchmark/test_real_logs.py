@@ -1,7 +1,5 @@
 """The public logs: the manifest, files from a folder or a server, and what counts as caught."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -30,10 +28,6 @@ from tests.studies.benchmark.runs import said
 
 ROOT = Path(__file__).parents[3]
 LOGS = DATA / "training_logs"
-with_logs = pytest.mark.skipif(
-    not (LOGS / "labels.csv").is_file(),
-    reason="real logs are absent: put them in ../shared/data or name them with RMETRIC_DATA",
-)
 
 
 def log(name: str, losses: list[float], every: int = 10) -> bytes:
@@ -77,9 +71,6 @@ def manifest(tmp_path) -> Path:
     return write_manifest(tmp_path / "manifest.csv", rows)
 
 
-# -- the manifest
-
-
 def test_the_manifest_is_whole():
     listed = read_manifest(ROOT / MANIFEST)
     assert len({entry.run for entry in listed}) == len(listed) == 143
@@ -96,7 +87,10 @@ def test_the_manifest_is_whole():
     assert sum(entry.label != "healthy" for entry in listed) == 41
 
 
-@with_logs
+@pytest.mark.skipif(
+    not (LOGS / "labels.csv").is_file(),
+    reason="real logs are absent: put them in ../shared/data or name them with RMETRIC_DATA",
+)
 def test_the_manifest_is_made_of_the_labels(tmp_path, monkeypatch):
     monkeypatch.setattr(maker, "MANIFEST", tmp_path / "made.csv")
     assert maker.main([str(LOGS)]) == 0
@@ -114,9 +108,6 @@ def test_a_manifest_with_other_columns_or_nonsense_is_refused_with_its_line(tmp_
             read_manifest(path)
 
 
-# -- files from a folder
-
-
 def test_what_is_not_there_or_differs_is_skipped_with_a_line(tmp_path, folder):
     rows = [
         line("calm", CALM),
@@ -132,9 +123,6 @@ def test_what_is_not_there_or_differs_is_skipped_with_a_line(tmp_path, folder):
     assert "other bytes than the manifest's" in differs
     assert "unreadable.jsonl" in unreadable
     assert f"{1} of the 4" in data.notes[0]
-
-
-# -- what counts as caught
 
 
 def measured(data, *alerts: tuple[int, ...]):
@@ -168,14 +156,14 @@ def test_caught_by_the_two_rules(folder, manifest, alert):
     assert row["missed"]["alarmed"] == ["calm"]
 
 
-# -- files from a server
-
-
 @pytest.fixture
-def server(tmp_path):
-    """A server on this machine, of a folder; yields its address and the folder."""
+def served(tmp_path, manifest):
+    """A server's address, its folder, and the lines of the manifest whose files it has."""
+    pytest.importorskip("pooch")
     root = tmp_path / "published"
-    root.mkdir()
+    calm, broken = read_manifest(manifest)
+    publish(root, calm, CALM)
+    publish(root, broken, BROKEN)
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *arguments):
@@ -184,7 +172,7 @@ def server(tmp_path):
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(root)))
     thread = threading.Thread(target=httpd.serve_forever, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{httpd.server_address[1]}", root
+    yield f"http://127.0.0.1:{httpd.server_address[1]}", root, calm, broken
     httpd.shutdown()
     httpd.server_close()
     thread.join()
@@ -194,17 +182,6 @@ def publish(root: Path, listed: Listed, content: bytes) -> None:
     path = root / listed.repository / listed.commit / listed.path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-
-
-@pytest.fixture
-def served(server, manifest):
-    """The address, the folder, and the lines of the manifest whose files it has."""
-    pytest.importorskip("pooch")
-    base, root = server
-    calm, broken = read_manifest(manifest)
-    publish(root, calm, CALM)
-    publish(root, broken, BROKEN)
-    return base, root, calm, broken
 
 
 def test_files_are_fetched_checked_and_not_fetched_again(served, tmp_path, manifest):

@@ -1,6 +1,4 @@
-"""What counts for and against a detector, by hand and by law."""
-
-from __future__ import annotations
+"""What counts for and against a detector, by hand, by law, and in views of the runs."""
 
 from math import inf, nan
 
@@ -13,7 +11,9 @@ from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.detectors.calibrated.calibration import calibrate
 from rmetric.evaluation.protocols import alerts_of
 from rmetric.evaluation.scores import f1
+from rmetric.evaluation.traces import trace
 from rmetric.records import Run
+from studies.detector_benchmark import views
 from studies.detector_benchmark.benchmark import left_out
 from studies.detector_benchmark.cases import (
     Cases,
@@ -28,6 +28,7 @@ from studies.detector_benchmark.cases import (
     visibly_broken,
     with_check,
 )
+from studies.detector_benchmark.data_sets import DataSet
 from studies.detector_benchmark.measure import Judged, curve, operating
 from tests.studies.benchmark.runs import ONSET, STEPS, campaign, made_run, rising, said
 
@@ -116,7 +117,7 @@ def test_instant_failures_are_told_apart_and_what_sees_them_is_said():
 
 def test_a_kind_that_is_left_out_is_judged_by_thresholds_that_never_saw_it():
     """Noise in the gradients of one kind of benign change: seen, it raises the thresholds."""
-    rough = [made_run(f"r{i}", "benign", **heavy(i)) for i in range(4)]
+    rough = [made_run(f"r{i}", "benign", training_loss=heavy(i)) for i in range(4)]
     smooth = [made_run(f"s{i}", "benign") for i in range(4)]
     for run in smooth:
         run.truth.fault = "OTHER"
@@ -124,45 +125,31 @@ def test_a_kind_that_is_left_out_is_judged_by_thresholds_that_never_saw_it():
     found = left_out(runs, runs)
     name = rough[0].truth.fault
     assert found["calibrated_on"] == len(runs)
-    assert found["kinds"] == {
-        name: {"runs": 4, "alarmed": 4},
-        "OTHER": {"runs": 4, "alarmed": 0},
-    }
+    alarms = {name: 4, "OTHER": 0}
+    assert found["kinds"] == {of: {"runs": 4, "alarmed": n} for of, n in alarms.items()}
     assert found["share"].point == 0.5
     known = calibrate(runs, 0.0)
-    assert not any(alarmed(run, known) for run in rough)
+    detectors = [(CalibratedDetector(known), run) for run in rough]
+    assert not any(one.update(record).alarm for one, run in detectors for record in run.records)
 
 
-def heavy(seed: int) -> dict:
+def heavy(seed: int) -> dict[int, float]:
     """A loss that stands 0.6 nat higher after the onset than before."""
     noise = np.random.default_rng(seed).normal(size=STEPS + 1)
-    return {
-        "training_loss": {
-            step: 2.0 + 0.01 * noise[step] + 0.6 * (step >= ONSET) for step in range(1, STEPS + 1)
-        }
-    }
-
-
-def alarmed(run: Run, thresholds) -> bool:
-    detector = CalibratedDetector(thresholds)
-    return any(detector.update(record).alarm for record in run.records)
+    return {s: 2.0 + 0.01 * noise[s] + 0.6 * (s >= ONSET) for s in range(1, STEPS + 1)}
 
 
 def test_episodes_are_counted_once_and_in_healthy_steps_only():
-    control, failing, absorbed, benign = campaign(1)
-    runs = [control, failing, absorbed, benign]
+    runs = campaign(1)
     cases = cases_of(*runs)
     # The branches' past is the control's: healthy are 100 steps of it and 51 benign ones.
     assert (cases.healthy_to - cases.healthy_from).tolist() == [100, 0, 0, 51]
-    at = (10, 11, 30)
-    traces = [said(control, *at), said(failing, *at), said(absorbed, *at, 60),
-              said(benign, *at, 70, 71)]  # fmt: skip
+    further = ((), (), (60,), (70, 71))
+    traces = [said(run, 10, 11, 30, *more) for run, more in zip(runs, further, strict=True)]
     rate = false_alarm_rate(cases, traces)
     assert rate.episodes_per_1000 == pytest.approx(1000 * 3 / 151)
     assert rate.share_alarmed == pytest.approx(5 / 151)
 
-
-# -- laws
 
 RUNS = campaign(2)
 alert_lists = st.lists(
@@ -177,18 +164,14 @@ def utility(said_: Judged, costs: Costs) -> float:
 
 
 @settings(max_examples=60, deadline=None)
-@given(alert_lists)
-def test_neutral_is_never_below_strict_and_the_oracle_never_below_anybody(alerts):
-    found, once = seen(RUNS, alerts), np.ones(len(RUNS))
-    assert f1(found.neutral, once) >= f1(found.strict, once)
-    assert utility(found, Costs()) <= 1
-
-
-@settings(max_examples=60, deadline=None)
 @given(alert_lists, st.integers(0, len(RUNS) - 1), st.integers(1, ONSET - 1))
-def test_a_further_false_alarm_never_raises_a_score(alerts, which, step):
+def test_neither_strictness_nor_a_further_false_alarm_raises_a_score_and_none_beats_the_oracle(
+    alerts, which, step
+):
     more = [(*steps, step) if i == which else steps for i, steps in enumerate(alerts)]
     before, after, once = seen(RUNS, alerts), seen(RUNS, more), np.ones(len(RUNS))
+    assert f1(before.neutral, once) >= f1(before.strict, once)
+    assert utility(before, Costs()) <= 1
     assert f1(after.neutral, once) <= f1(before.neutral, once)
     assert f1(after.strict, once) <= f1(before.strict, once)
     assert utility(after, Costs()) <= utility(before, Costs())
@@ -214,12 +197,50 @@ def test_costs_that_mean_nothing_are_refused(wrong):
 
 
 def test_a_threshold_between_two_scores_is_the_detector_itself():
-    runs = campaign(2)
-    cases = cases_of(*runs)
-    traces = [said(run, 60) for run in runs]
+    cases, traces = cases_of(*RUNS), [said(run, 60) for run in RUNS]
     found = curve(cases, traces)
     own = operating(cases, alerts_of(cases.windows, traces))
     at = found["threshold"].index(0.0)  # scores are 0 and 1: above 0 is the alarm itself
     for name, value in own.items():
         assert found[name][at] == pytest.approx(float(value), abs=1e-4)
         assert found["own"][name] == pytest.approx(float(value), abs=1e-4)
+
+
+# -- views: what is left out is gone, and the truth is the same
+
+VIEWED = [
+    made_run("control"),
+    made_run("rises", "fault", failure=80, training_loss=rising(ONSET)),
+    made_run("announced", "benign"),
+]
+
+
+@pytest.mark.parametrize("title", views.VIEWS)
+def test_a_view_keeps_its_signals_and_steps(title):
+    keep, every = views.VIEWS[title]
+    for run in VIEWED:
+        seen = views.seen_as(run, keep, every)
+        steps = [record.step for record in run.records if record.step % every == 0]
+        assert [record.step for record in seen.records] == steps
+        factor = 0.03 if "0.03" in title else 1.0
+        for ours, theirs in zip(seen.records, run.records[every - 1 :: every], strict=True):
+            assert ours.training_loss == pytest.approx(theirs.training_loss * factor)
+            shown = {"gradient_norm": "norm", "validation_loss": "validation"}
+            for name, word in shown.items():
+                kept = "all signals" in title or word in title
+                assert getattr(ours, name) == (getattr(theirs, name) if kept else None)
+
+
+def test_each_view_has_a_row_for_each_detector():
+    cases = cases_of(*VIEWED)
+    data = DataSet(name="lab", title="made", runs=VIEWED, cases=cases, group="runs", inputs={})
+    results = views.results_of(data, views.measured(data), views.FIRST)
+    assert results["runs"] == {"all": 3, "failed": 1, "benign": 1, "control": 1}
+    shown = views.table(results)
+    assert len(shown.rows) == len(views.VIEWS) * len(views.DETECTORS)
+    found = results["views"]["training loss"]["calibrated"]
+    assert (found["hits"], found["control"]) == (1, 0)
+    traces = [
+        trace("calibrated", views.seen_as(run, *views.VIEWS["training loss"])) for run in VIEWED
+    ]
+    assert alerts_of(cases.windows, traces).first[1] < 80

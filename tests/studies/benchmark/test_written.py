@@ -1,15 +1,18 @@
-"""Scores of the written jobs, the meanings of their classes, and the calibration of answers."""
+"""Written jobs: scores, meanings of classes, calibration; their archives, and the commands."""
 
-from __future__ import annotations
-
+import csv
+import gzip
+import hashlib
 import io
 import json
+import os
 import tarfile
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from msgspec import structs
 
@@ -17,20 +20,11 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.result import Attempt, Candidate, Diagnosis, Suspect
 from rmetric.diagnosis.signature import inferred_causes
-from studies.diagnosis_benchmark import gpualert
+from studies.diagnosis_benchmark import cause_meanings as meanings
+from studies.diagnosis_benchmark import cut, gpualert, transformed, written_sets
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.cases import JOBS, Case, InjectedJob
-from studies.diagnosis_benchmark.cause_meanings import (
-    CAUSES,
-    CLASSES,
-    FAMILIES,
-    GROUPS,
-    KINDS,
-    NO_CAUSE,
-    Named,
-    verdict,
-)
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.fit import Choices, left_out, right_first, shares
 from studies.diagnosis_benchmark.reliability import (
@@ -45,7 +39,14 @@ from studies.diagnosis_benchmark.reliability import (
 )
 from studies.diagnosis_benchmark.results import WHOLE, JobScores, Results
 from studies.diagnosis_benchmark.written_jobs import REFUSED, WrittenScores, scored, written_tables
-from studies.diagnosis_benchmark.written_sets import WrittenCase
+from studies.diagnosis_benchmark.written_sets import (
+    WrittenCase,
+    WrittenSet,
+    digest,
+    packed,
+    unpacked,
+)
+from studies.diagnosis_benchmark.written_sets import written_sets as known_sets
 
 KNOWN = [(one.family, one.id) for one in (*SignatureLibrary.shipped(), *inferred_causes().values())]
 
@@ -56,37 +57,38 @@ def known(entry: str) -> bool:
 
 
 def test_each_class_and_each_injected_kind_has_a_meaning_in_the_library() -> None:
-    assert set(CLASSES) == set(CAUSES)
-    assert set(GROUPS) == {group for group, _ in CAUSES.values()}
+    assert set(meanings.CLASSES) == set(meanings.CAUSES)
+    assert set(meanings.GROUPS) == {group for group, _ in meanings.CAUSES.values()}
     injected = read_rows(JOBS / "jobs.csv", InjectedJob)
-    assert set(KINDS) == {row.kind for row in injected} - {""}
+    assert set(meanings.KINDS) == {row.kind for row in injected} - {""}
     families = {family for family, _ in KNOWN}
-    for table in (CLASSES, GROUPS, KINDS, {"no cause": NO_CAUSE}):
+    without = {"no cause": meanings.NO_CAUSE}
+    for table in (meanings.CLASSES, meanings.GROUPS, meanings.KINDS, without):
         for entries in table.values():
             assert {one.partition("@")[0].partition("/")[0] for one in entries} <= families
-    for name, entries in CLASSES.items():
+    for name, entries in meanings.CLASSES.items():
         assert name == "none" or any(map(known, entries)), name
 
 
 @pytest.mark.parametrize(
     ("answer", "classes", "expected"),
     [
-        (Named("disk_full", "disk full"), ["disk_full"], "right"),
-        (Named("quota_exceeded", "quota"), ["disk_full"], "partly"),
-        (Named("cuda_out_of_memory", "out of GPU memory"), ["disk_full"], "wrong"),
-        (Named(None, ""), ["disk_full"], "unknown"),
-        (Named("torchrun_child_failed", "launcher"), ["disk_full"], "unknown"),
-        (Named("torchrun_child_failed", "launcher"), ["rendezvous"], "unknown"),
-        (Named("training_hung", "hang", "load data"), ["hang_data"], "right"),
-        (Named("training_hung", "hang", "train"), ["hang_data"], "partly"),
-        (Named("training_hung", "hang", "train"), ["hang_data", "hang_stopped"], "right"),
-        (Named("slurm_time_limit", "time limit"), ["hang_data"], "wrong"),
-        (Named("slurm_time_limit", "time limit"), ["cancelled"], "partly"),
-        (Named("name_not_resolved", "network"), ["network_link"], "partly"),
+        (meanings.Named("disk_full", "disk full"), ["disk_full"], "right"),
+        (meanings.Named("quota_exceeded", "quota"), ["disk_full"], "partly"),
+        (meanings.Named("cuda_out_of_memory", "out of GPU memory"), ["disk_full"], "wrong"),
+        (meanings.Named(None, ""), ["disk_full"], "unknown"),
+        (meanings.Named("torchrun_child_failed", "launcher"), ["disk_full"], "unknown"),
+        (meanings.Named("torchrun_child_failed", "launcher"), ["rendezvous"], "unknown"),
+        (meanings.Named("training_hung", "hang", "load data"), ["hang_data"], "right"),
+        (meanings.Named("training_hung", "hang", "train"), ["hang_data"], "partly"),
+        (meanings.Named("training_hung", "hang", "train"), ["hang_data", "hang_stopped"], "right"),
+        (meanings.Named("slurm_time_limit", "time limit"), ["hang_data"], "wrong"),
+        (meanings.Named("slurm_time_limit", "time limit"), ["cancelled"], "partly"),
+        (meanings.Named("name_not_resolved", "network"), ["network_link"], "partly"),
     ],
 )
-def test_how_right_a_cause_is(answer: Named, classes: list[str], expected: str) -> None:
-    assert verdict(answer, classes) == expected
+def test_how_right_a_cause_is(answer: meanings.Named, classes: list[str], expected: str) -> None:
+    assert meanings.verdict(answer, classes) == expected
 
 
 def job(**told: object) -> WrittenCase:
@@ -100,6 +102,10 @@ def job(**told: object) -> WrittenCase:
         node="n1", node_of_rank={0: "n0", 2: "n1"}, cause_class="disk_full",
     )  # fmt: skip
     return WrittenCase(case=case, set="05", told={**base, **told})
+
+
+#: Neither a rank nor a node is labelled.
+NOWHERE = replace(job(), case=replace(job().case, rank=None, node=None))
 
 
 def attempt(number: int, outcome: str) -> Attempt:
@@ -128,32 +134,25 @@ def test_an_answer_is_scored_on_all_its_parts() -> None:
     whole = scored(job(), said(attempts=(), stage="launch", outcome="healthy", cause=None))
     assert (whole.outcome_right, whole.cause, whole.cause_at) == (False, "unknown", 2)
     assert (whole.stage_right, whole.attempts_found, whole.ends_right) == (False, 1, 0)
+    refused = scored(job(), REFUSED)  # logs that are refused are wrong in everything
+    assert (refused.outcome_right, refused.cause, refused.cause_at) == (False, "unknown", 0)
+    assert (refused.first, refused.attempts_found, refused.states) == (0.0, 0, False)
 
 
 def test_a_node_counts_where_no_rank_is_labelled() -> None:
-    base = job()
-    on_node = replace(base, case=replace(base.case, rank=None))
+    on_node = replace(job(), case=replace(job().case, rank=None))
     assert scored(on_node, said()).first == 1.0
-    nowhere = replace(base, case=replace(base.case, rank=None, node=None))
-    assert scored(nowhere, said()).first is None
+    assert scored(NOWHERE, said()).first is None
 
 
 def test_the_calibration_error_by_hand() -> None:
-    answers = [
-        Stated(0.95, True, "a"),
-        Stated(0.91, False, "b"),
-        Stated(0.55, True, "c"),
-        Stated(0.1, False, "d"),
-    ]
+    stated_ = ((0.95, True), (0.91, False), (0.55, True), (0.1, False))
+    answers = [Stated(*one, group) for one, group in zip(stated_, "abcd", strict=True)]
     # The first two are of one bin: |1 - 1.86|; then 0.45 and 0.1.
     assert calibration_error(answers).point == pytest.approx((0.86 + 0.45 + 0.1) / 4)
     assert calibration_error([Stated(1.0, True, "a")]).point == 0.0
     rows = reliability({"x": answers}).rows
-    assert [row[1:3] for row in rows] == [
-        ("0.0 to 0.2", 1),
-        ("0.5 to 0.6", 1),
-        ("0.9 to 1.0", 2),
-    ]
+    assert [row[1:3] for row in rows] == [("0.0 to 0.2", 1), ("0.5 to 0.6", 1), ("0.9 to 1.0", 2)]
 
 
 def test_a_fit_ranks_what_was_right_first_and_keeps_to_the_signs() -> None:
@@ -186,9 +185,7 @@ def test_shares_rise_with_the_confidence_and_tell_from_where_an_answer_is_sure()
 
 def test_stored_answers_are_limited_by_the_model_of_today() -> None:
     answer = Answer(outcome="failed", cause="slurm_task_failed", family="launcher", confidence=0.45)
-    known = JobScores(
-        name="a", group="g", kind="network", outcome="failed", lines=1, answers={WHOLE: answer},
-    )  # fmt: skip
+    known = JobScores("a", "g", "network", "failed", 1, {WHOLE: answer})
     old = Results(source="injected", split="development", jobs=[known])
     [found] = stated(old)
     assert (found.confidence, found.right) == (0.45, False)
@@ -207,12 +204,8 @@ def test_stored_answers_are_limited_by_the_model_of_today() -> None:
         ({"cause": "disk_full", "class_right": False, "line_right": True}, False),
     ],
 )
-def test_an_answer_without_a_labelled_cause_is_right_by_outcome_and_line(
-    answer: dict[str, object], right: bool
-) -> None:
-    known = JobScores(
-        name="a", group="g", kind="", outcome="failed", lines=1, answers={},
-    )  # fmt: skip
+def test_an_answer_without_a_labelled_cause_is_right_by_outcome_and_line(answer, right):
+    known = JobScores("a", "g", "", "failed", 1, {})
     said = Answer(**{"outcome": "failed", "family": "disk full", **answer})  # type: ignore[arg-type]
     assert is_right(known, said) is right
     healthy = replace(known, outcome="healthy")
@@ -220,9 +213,7 @@ def test_an_answer_without_a_labelled_cause_is_right_by_outcome_and_line(
 
 
 def test_scores_come_back_from_their_file_and_a_bad_row_is_named(tmp_path: Path) -> None:
-    base = job()
-    nowhere = replace(base, case=replace(base.case, rank=None, node=None))
-    rows = [scored(base, said()), scored(nowhere, REFUSED)]
+    rows = [scored(job(), said()), scored(NOWHERE, REFUSED)]
     path = tmp_path / "scores.csv"
     write_rows(path, WrittenScores, rows)
     assert read_rows(path, WrittenScores) == rows
@@ -230,12 +221,6 @@ def test_scores_come_back_from_their_file_and_a_bad_row_is_named(tmp_path: Path)
     path.write_text(path.read_text().replace("yes", "perhaps", 1))
     with pytest.raises(ValueError, match=r"scores\.csv, line 2: no row of Wri.*'perhaps'"):
         read_rows(path, WrittenScores)
-
-
-def test_logs_that_are_refused_are_wrong_in_everything() -> None:
-    refused = scored(job(), REFUSED)
-    assert (refused.outcome_right, refused.cause, refused.cause_at) == (False, "unknown", 0)
-    assert (refused.first, refused.attempts_found, refused.states) == (0.0, 0, False)
 
 
 def test_answers_of_first_looks_have_a_row_of_their_own() -> None:
@@ -251,11 +236,11 @@ def test_macro_f1_is_the_mean_over_the_classes() -> None:
     def log(mode: str, family: str) -> gpualert.Classified:
         return gpualert.Classified("a", mode, "wild", "failed", "x", family, 0.9)
 
-    right = [log(mode, family) for mode, family in FAMILIES.items()]
+    right = [log(mode, family) for mode, family in meanings.FAMILIES.items()]
     assert gpualert.macro_f1(right) == 1.0
     other = [*right, log("nccl", "hang"), log("nccl", "out of GPU memory")]
     # Of nccl 1 of 3 is found and nothing else; of cuda_oom 1 of 2 that are named is.
-    expected = (len(FAMILIES) - 2 + 1 / 2 + 2 / 3) / len(FAMILIES)
+    expected = (len(meanings.FAMILIES) - 2 + 1 / 2 + 2 / 3) / len(meanings.FAMILIES)
     assert gpualert.macro_f1(other) == pytest.approx(expected)
     assert "a (hang), a (out of GPU memory)" in gpualert.table(other).notes[0]
 
@@ -294,3 +279,184 @@ def test_shares_are_of_the_jobs_that_have_the_label() -> None:
     assert [row[:4] for row in misses.rows] == [("healthy", 1, "0 → 0", "0 → 0"),
                                                 ("storage", 2, "0 → 0", "1 → 0")]  # fmt: skip
     assert written_tables([one], []) == []
+
+
+# -- the archives, the jobs of their first looks, and the commands that judge them
+
+RESULTS = Path(__file__).parents[3] / "studies" / "diagnosis_benchmark" / "results"
+SETS = known_sets()
+
+
+def length(path: Path) -> int:
+    """Lines of a file, of a cut archive as far as it goes."""
+    data = path.read_bytes()
+    if data[:2] != b"\x1f\x8b":
+        return data.count(b"\n") + 1
+    count = 1
+    try:
+        with gzip.open(io.BytesIO(data)) as file:
+            while piece := file.read1(1 << 16):
+                count += piece.count(b"\n")
+    except EOFError:
+        pass
+    return count
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SETS)
+def test_a_set_holds_the_jobs_of_its_first_look_and_labels_of_lines_that_are_there(name, tmp_path):
+    jobs = unpacked(SETS[name], tmp_path)
+    assert len(jobs) == SETS[name].jobs
+    assert digest([SETS[name].archive]) == SETS[name].sha256
+    for one in jobs:
+        told = one.told
+        for label in one.case.labels:
+            assert 1 <= label.line <= length(one.case.folder / label.file), (one.case.name, label)
+        roles = {label.role for label in one.case.labels}
+        assert one.case.is_healthy or roles & {"cause", "symptom"}, one.case.name
+        assert set(told["causes"]) <= set(meanings.CAUSES)
+        assert (told["outcomes"][0], told["causes"][0]) == (told["outcome"], told["cause_class"])
+
+
+def test_each_set_is_an_archive_and_numbered_ones_had_a_first_look() -> None:
+    assert [*SETS] == [*(f"{number:02d}" for number in range(1, len(SETS) - 1)),
+                       "development", "opened"]  # fmt: skip
+    assert {one.archive for one in SETS.values()} == set(written_sets.SETS.glob("*.tar.xz"))
+    looked = {name for name, one in SETS.items() if one.commit and one.first_look}
+    assert looked == {name for name in SETS if name.isdecimal()}
+    # The first looks have each job once, and today's answers all sets.
+    for file, numbered in (("first_looks.csv", True), ("written.csv", False)):
+        rows = read_rows(RESULTS / file, WrittenScores)
+        assert len({(row.set, row.job) for row in rows}) == len(rows)
+        sets = [one for one in SETS.values() if one.commit or not numbered]
+        assert {one.name: one.jobs for one in sets} == pd.Series(
+            [row.set for row in rows]
+        ).value_counts().to_dict()
+
+
+def test_set_01_is_that_of_its_seal() -> None:
+    sealed, told = io.BytesIO(), json.loads((RESULTS / "blind_seal.json").read_text())
+    with (
+        tarfile.open(SETS["01"].archive) as archive,
+        tarfile.open(fileobj=sealed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        files = [one for one in archive.getmembers() if one.isfile()]
+        for member in sorted(files, key=lambda one: one.name.split("/", 1)):
+            info = tarfile.TarInfo(f"sealed/{member.name}")
+            info.size = member.size
+            tar.addfile(info, archive.extractfile(member))
+    assert hashlib.sha256(sealed.getvalue()).hexdigest() == told["sha256_of_tar"]
+    assert told["set"] == "01"
+
+
+def test_a_manifest_that_lacks_something_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no job"):
+        written_sets.written_jobs(tmp_path)
+    (tmp_path / "job-000").mkdir()
+    (tmp_path / "job-000" / "manifest.json").write_text('{"outcome": "failed", "labels": []}')
+    with pytest.raises(ValueError, match=r"manifest\.json: 'cause_class' is missing"):
+        written_sets.written_jobs(tmp_path)
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two sets, 02 and development, of a job each; returns a folder for results."""
+    jobs = unpacked(SETS["development"], tmp_path / "all")
+    two = {one.told["variant"]: one for one in jobs}
+    rows = []
+    for name, variant, commit in (("02", "requeued, four", "abc"), ("development", "full", "")):
+        folder = tmp_path / "parts" / name
+        folder.mkdir(parents=True)
+        job = two[variant].case.folder.parent
+        job.rename(folder / job.name)
+        sha = packed(folder, tmp_path / f"{name}.tar.xz")
+        rows.append(WrittenSet(name, "somebody", 1, "2026-01-01" if commit else "", commit, sha))
+    with open(tmp_path / "sets.csv", "w", newline="") as file:
+        csv.writer(file).writerows([WrittenSet._fields, *rows])
+    monkeypatch.setattr(written_sets, "SETS", tmp_path)
+    return tmp_path / "out"
+
+
+def test_packing_keeps_the_jobs_and_not_their_times(small: Path, tmp_path: Path) -> None:
+    part = tmp_path / "parts" / "02"
+    for path in part.rglob("*"):
+        os.utime(path, (0, 7))
+    assert packed(part, tmp_path / "again.tar.xz") == known_sets()["02"].sha256
+
+
+@pytest.mark.long
+def test_the_first_run_of_a_numbered_set_is_kept_as_its_first_look(small, capsys):
+    command = ["written", "--out", str(small), "--jobs", "1"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "Number of attempts" in printed
+    assert "Expected calibration error" in printed
+    today, first = small / "written.csv", small / "first_looks.csv"
+    rows = read_rows(today, WrittenScores)
+    assert [(row.set, row.cause, row.attempts_found) for row in rows] == [
+        ("02", "right", 4), ("development", "right", 1),
+    ]  # fmt: skip
+    assert [row.set for row in read_rows(first, WrittenScores)] == ["02"]
+    write_rows(first, WrittenScores, rows[:0])
+    before = today.read_bytes()
+    assert main([*command, "--set", "development"]) == 0
+    assert today.read_bytes() == before
+    assert read_rows(first, WrittenScores) == []
+    assert main([*command, "--set", "2"]) == 0
+    kept = first.read_bytes().replace(b",yes,right,1,", b",no,wrong,0,")
+    assert kept != first.read_bytes()
+    first.write_bytes(kept)
+    assert main([*command, "--set", "all"]) == 0
+    assert first.read_bytes() == kept
+    assert today.read_bytes() == before
+
+
+def test_an_unknown_set_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["written", "--set", "99"])
+    assert ended.value.code == 2
+    assert "'99'" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_each_cut_is_a_row_and_the_same_at_each_run(small: Path, tmp_path: Path) -> None:
+    for out in ("one.csv", "two.csv"):
+        assert cut.main(["--out", str(tmp_path / out), "--jobs", "1"]) == 0
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+    found = pd.read_csv(tmp_path / "one.csv", index_col="Logs")
+    assert list(found.index) == [*cut.CUTS] == list(pd.read_csv(RESULTS / "cut.csv")["Logs"])
+    assert (found["Sure and right"] <= found["Sure"]).all()
+    assert found["Jobs"].max() == 2
+
+
+def test_what_is_cut() -> None:
+    lines = [b"line %d" % at for at in range(100)]
+    files = {"a.log": b"\n".join([*lines, b""]), "b.json": b"{}\n"}
+    for name, change in cut.CUTS.items():
+        left = change(files, np.random.default_rng(1))
+        if change in (cut.without_one, cut.one_alone):
+            assert len(left) == 1
+            continue
+        kept = left["a.log"].splitlines()
+        assert left["b.json"] == files["b.json"], name
+        assert 0 < len(kept) < 100, name
+        assert set(kept) < set(lines), name
+
+
+@pytest.mark.long
+def test_each_transformation_is_a_row_and_the_answers_to_kept_logs_agree(small, tmp_path):
+    out = tmp_path / "found.csv"
+    assert transformed.main(["--set", "development", "--out", str(out), "--jobs", "1"]) == 0
+    found = pd.read_csv(out).set_index("Logs")
+    assert list(found.index) == [*transformed.KEPT, *transformed.LOST]
+    kept = found[found["Lost"] == "nothing"]
+    assert set(kept["Another outcome or cause"]) == {0}
+
+
+def test_every_transformation_changes_text_and_no_dump() -> None:
+    lines = [f'10.0.0.1 "x" /a/b/{at} 12:00:01.5 ' + "y" * 200 for at in range(9)]
+    text, dump = ("\n".join([*lines, "  z"]) + "\n").encode(), b"\x80\x04\x95\xff"
+    for name, change in {**transformed.KEPT, **transformed.LOST}.items():
+        assert transformed.changed("a.log", text, change) != text, name
+        assert transformed.changed("trace_0", dump, change) == dump
+    assert transformed.changed("a.log", text, None) == text

@@ -1,7 +1,5 @@
 """A model and a dataset small enough to train in a second, and a way to run the script."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -12,25 +10,26 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import run_case_study
 from studies.case_study.data import examples
 from studies.case_study.models import byte_tokenizer
-from tests.studies.paper.small_study import captured
+from tests.studies.paper.small_study import Result, captured
 
 STEPS, EVAL_EVERY, ONSET, LASTS = 24, 4, 13, 3
 
 run = partial(captured, run_case_study.main)
 
 
+def finished(*arguments: str | Path) -> Result:
+    result = run(*arguments)
+    assert result.code == 0, result.err
+    return result
+
+
 def write_mini_model(folder: Path, config: Qwen2Config | None = None) -> Path:
     """Eight thousand weights, or those of `config`, with a tokenizer: a folder as users have."""
     config = config or Qwen2Config(
-        vocab_size=257,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=32,
-        max_position_embeddings=64,
+        vocab_size=257, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, intermediate_size=32, max_position_embeddings=64,
         tie_word_embeddings=True,
-    )
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         Qwen2ForCausalLM(config).save_pretrained(folder)

@@ -1,7 +1,5 @@
 """What the case study says to what it cannot do: one line, exit code 2, no traceback."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -16,6 +14,7 @@ import torch
 from tests.studies.case_study.runs import mini, run
 
 ROOT = Path(__file__).parents[3]
+WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 
 
 def refused(*arguments: str | Path) -> str:
@@ -41,16 +40,12 @@ def refused(*arguments: str | Path) -> str:
         (["--fault", "lr_spike:nan"], "must be a number from 0 to inf, as in LR_SPIKE:15"),
         (["--fault", "lr_spike,lr_spike:15"], "LR_SPIKE is in it twice"),
         (["--float16"], "--float16: a processor computes in float32"),
+        pytest.param(["--device", "cuda"], "finds no usable GPU", marks=WITHOUT_CUDA),
     ],
 )
 def test_a_number_out_of_range_is_named_with_its_range(options, said, tmp_path):
     assert said in refused("--tiny", "--device", "cpu", "--out", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_cuda_where_there_is_none(tmp_path):
-    assert "finds no usable GPU" in refused("--tiny", "--device", "cuda", "--out", tmp_path / "a")
 
 
 def test_a_folder_that_is_no_model_says_what_it_lacks(model, dataset, tmp_path):
@@ -71,20 +66,21 @@ def test_a_folder_that_is_no_model_says_what_it_lacks(model, dataset, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_brings_its_own_code_is_refused(model, dataset, tmp_path):
-    folder = Path(shutil.copytree(model, tmp_path / "model"))
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+def with_config(model: Path, folder: Path, **changes: object) -> Path:
+    """A copy of the model, some of its configuration changed."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_model_with_its_own_code_or_the_tokenizer_of_another_is_refused(model, dataset, tmp_path):
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    folder = with_config(model, tmp_path / "own", **own)
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     refused(*mini(folder, dataset, tmp_path / "out"))
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_tokenizer_of_another_model_is_refused(model, dataset, tmp_path):
-    folder = Path(shutil.copytree(model, tmp_path / "model"))
-    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": 200}
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = with_config(model, tmp_path / "fewer", vocab_size=200)
     error = refused(*mini(folder, dataset, tmp_path / "out"))
     assert f"{folder}: its tokenizer gives token 256 and the model knows 200: they do not" in error
 
@@ -124,14 +120,11 @@ def test_results_that_cannot_be_written_are_exit_code_1(model, dataset, tmp_path
     assert str(tmp_path / "file" / "out") in result.err
 
 
-@pytest.fixture
-def no_network(monkeypatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-
-
-@pytest.mark.usefixtures("no_network")
-def test_without_a_network_it_says_what_to_fetch_and_where_it_goes(model, dataset, tmp_path):
+def test_without_a_network_it_says_what_to_fetch_and_where_it_goes(
+    model, dataset, tmp_path, monkeypatch
+):
+    for where in (huggingface_hub.constants, datasets.config):
+        monkeypatch.setattr(where, "HF_HUB_OFFLINE", True)
     error = refused("--model", "a/b", "--dataset", dataset, "--device", "cpu")
     assert "couldn't find them in the cached files" in error
     assert "hf download a/b --local-dir FOLDER; here: --model FOLDER; --tiny needs none" in error

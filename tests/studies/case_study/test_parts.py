@@ -1,7 +1,5 @@
 """The parts of the case study: data and faults."""
 
-from __future__ import annotations
-
 import csv
 import json
 
@@ -9,25 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from studies.case_study.data import (
-    Batch,
-    Blocks,
-    examples,
-    load_data,
-    messages_of,
-    read_rows,
-    tokens_of,
-)
+from studies.case_study import data
 from studies.case_study.models import byte_tokenizer, read_config
-from studies.case_study.settings import (
-    BUNDLED,
-    IGNORED,
-    SMALL,
-    TINY,
-    Fault,
-    Settings,
-    faults_of,
-)
+from studies.case_study.settings import BUNDLED, IGNORED, SMALL, TINY, Fault, Settings, faults_of
 from tests.studies.case_study.runs import write_examples
 
 TOKENIZER = byte_tokenizer()
@@ -36,9 +18,6 @@ TOKENIZER = byte_tokenizer()
 def fault_of(asked: str, onset: int = 400, duration: int | None = None) -> Fault:
     [fault] = faults_of(asked, onset, duration)
     return fault
-
-
-# -- data
 
 
 def test_the_tokenizer_s_folder_gives_back_the_same_tokenizer(tmp_path):
@@ -56,7 +35,7 @@ def test_the_tokenizer_s_folder_gives_back_the_same_tokenizer(tmp_path):
 
 
 def first_tokens(row: dict) -> tuple[list[int], list[int]]:
-    return tokens_of(messages_of(row, "x"), TOKENIZER)
+    return data.tokens_of(data.messages_of(row, "x"), TOKENIZER)
 
 
 def test_the_same_words_are_the_same_tokens_whatever_the_columns_are_called():
@@ -82,7 +61,7 @@ def test_a_chat_template_is_used_where_the_tokenizer_has_one():
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     row = {"instruction": "why?", "output": "so."}
-    tokens, labels = tokens_of(messages_of(row, "x"), chat)
+    tokens, labels = data.tokens_of(data.messages_of(row, "x"), chat)
     assert chat.decode(tokens) == "<user>why?\n<assistant>so.\n<|endoftext|>"
     assert chat.decode([x for x in labels if x != IGNORED]) == "so.\n<|endoftext|>"
 
@@ -90,7 +69,7 @@ def test_a_chat_template_is_used_where_the_tokenizer_has_one():
 def test_four_formats_and_a_folder_hold_the_same_rows(tmp_path):
     from pyarrow import Table, parquet
 
-    rows = list(examples(5))
+    rows = list(data.examples(5))
     write_examples(tmp_path / "a.jsonl", 5)
     (tmp_path / "a.json").write_text(json.dumps(rows))
     parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
@@ -99,22 +78,21 @@ def test_four_formats_and_a_folder_hold_the_same_rows(tmp_path):
         writer.writeheader()
         writer.writerows(rows)
     for suffix in ("jsonl", "json", "parquet", "csv"):
-        assert list(read_rows(str(tmp_path / f"a.{suffix}"))) == rows
+        assert list(data.read_rows(str(tmp_path / f"a.{suffix}"))) == rows
     (tmp_path / "twice").mkdir()
     for name in ("b.jsonl", "c.jsonl"):
         write_examples(tmp_path / "twice" / name, 5)
-    assert list(read_rows(str(tmp_path / "twice"))) == rows * 2
+    assert list(data.read_rows(str(tmp_path / "twice"))) == rows * 2
     # A copy of the default dataset has its configurations below it.
     (tmp_path / "twice").rename(tmp_path / "educational_instruct")
-    assert list(read_rows(str(tmp_path))) == rows * 2
-    assert list(read_rows(BUNDLED, seed=3))[:5] == list(examples(5, seed=3))
+    assert list(data.read_rows(str(tmp_path))) == rows * 2
+    assert list(data.read_rows(BUNDLED, seed=3))[:5] == list(data.examples(5, seed=3))
 
 
-def blocks_of(sequence_length: int = 32, **changes: int) -> tuple[Blocks, Blocks]:
+def blocks_of(sequence_length: int = 32, **changes: int) -> tuple[data.Blocks, data.Blocks]:
     few = {"sequence_length": sequence_length, "max_steps": 20, "eval_sequences": 3}
     settings = Settings(**SMALL | few | changes)
-    data = load_data(settings, read_config(TINY), TOKENIZER)
-    return data.training, data.held_out
+    return data.load_data(settings, read_config(TINY), TOKENIZER)[:2]
 
 
 def test_no_held_out_sequence_is_trained_on():
@@ -136,18 +114,11 @@ def test_an_epoch_shows_each_sequence_once_and_the_next_in_another_order():
     assert not np.array_equal(first, second)
 
 
-# -- faults
-
-
-def chance() -> np.random.Generator:
-    return np.random.default_rng(0)
-
-
-def batch_of(size: int = 40, length: int = 50) -> Batch:
+def batch_of(size: int = 40, length: int = 50) -> data.Batch:
     tokens = np.tile(np.arange(length), (size, 1))
     labels = tokens.copy()
     labels[:, :10] = IGNORED
-    return Batch(tokens, labels)
+    return data.Batch(tokens, labels)
 
 
 def test_the_learning_rate_is_multiplied_or_runs_away():
@@ -167,19 +138,15 @@ def test_faults_of_gradients_change_them_by_their_severity():
     assert spoilt(gradient, 1.0).isnan().all()
 
 
-def test_corrupted_data_is_learnt_as_it_is_read():
-    clean = batch_of()
-    spoilt = fault_of("DATA_CORRUPTION").batch(batch_of(), 0.3, 257, chance())
+def test_corrupted_data_is_learnt_as_it_is_read_and_shuffled_labels_are_the_same_ones_elsewhere():
+    clean, chance = batch_of(), np.random.default_rng(0)
+    spoilt = fault_of("DATA_CORRUPTION").batch(batch_of(), 0.3, 257, chance)
     changed = spoilt.tokens_BL != clean.tokens_BL
     assert changed.mean() == pytest.approx(0.3, abs=0.03)
     learnt = clean.labels_BL != IGNORED
     assert np.array_equal(spoilt.labels_BL[learnt], spoilt.tokens_BL[learnt])
     assert (spoilt.labels_BL[~learnt] == IGNORED).all()
-
-
-def test_shuffled_labels_are_the_same_ones_elsewhere():
-    clean = batch_of()
-    spoilt = fault_of("LABEL_SHUFFLE").batch(batch_of(), 0.5, 257, chance())
+    spoilt = fault_of("LABEL_SHUFFLE").batch(batch_of(), 0.5, 257, chance)
     assert np.array_equal(clean.tokens_BL, spoilt.tokens_BL)
     assert np.array_equal(np.sort(clean.labels_BL), np.sort(spoilt.labels_BL))
     moved = (clean.labels_BL != spoilt.labels_BL).any(axis=1)

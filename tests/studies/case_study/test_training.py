@@ -1,7 +1,5 @@
 """The case study as a whole, on a model that trains in a second."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess
@@ -25,12 +23,7 @@ from studies.case_study.data import load_data
 from studies.case_study.models import Recipe, load_model, load_tokenizer, read_config
 from studies.case_study.report import NoHardware, table_of
 from studies.case_study.settings import Settings, faults_of
-from tests.studies.case_study.runs import (
-    ONSET,
-    STEPS,
-    mini,
-    run,
-)
+from tests.studies.case_study.runs import ONSET, STEPS, finished, mini, run
 
 ROOT = Path(__file__).parents[3]
 CONTROL, FAULT = "model_NONE_s0.jsonl", "model_LR_SPIKE_s0.jsonl"
@@ -40,32 +33,33 @@ CONTROL, FAULT = "model_NONE_s0.jsonl", "model_LR_SPIKE_s0.jsonl"
 def study(model, dataset, tmp_path_factory) -> Path:
     """The output of a whole study: control and fault."""
     out = tmp_path_factory.mktemp("study") / "out"
-    result = run(*mini(model, dataset, out))
-    assert result.code == 0, result.err
+    finished(*mini(model, dataset, out))
     return out
 
 
 def measured(path: Path) -> list[Record]:
     """The records of a log without clock and memory in use, which no two runs share."""
-    clock = dict.fromkeys(
-        ["time", "memory", *(n for n in Record.__slots__ if n.endswith("_seconds"))]
-    )
-    return [replace(record, **clock) for record in read_log(path).records]
+    clock = ["time", "memory", *(n for n in Record.__slots__ if n.endswith("_seconds"))]
+    return [replace(record, **dict.fromkeys(clock)) for record in read_log(path).records]
+
+
+def losses_of(log: Path) -> tuple[float, float]:
+    """Of the first and the last step, whose gradient is neither lost nor as large as its scale."""
+    first, *_, last = read_log(log).records
+    assert 0 < last.gradient_norm < 100
+    return first.training_loss, last.training_loss
 
 
 def summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_everything_that_is_promised_is_there_and_nothing_else(study):
+def test_all_that_is_promised_is_there_and_the_twins_part_to_the_bit_at_the_fault(study):
     files = {"summary.json", "case_study.png", "case_study.pdf", "claims.md", "replayed"}
     assert {path.name for path in study.iterdir()} == files | {CONTROL, FAULT}
     for log in (CONTROL, FAULT):
         assert (study / "replayed" / Path(log).stem / "report.html").stat().st_size > 1000
     assert (study / "replayed/index.html").is_file()
-
-
-def test_the_twins_are_equal_to_the_last_bit_before_the_fault_and_not_after(study):
     control, fault = measured(study / CONTROL), measured(study / FAULT)
     assert len(control) == len(fault) == STEPS
     assert control[: ONSET - 1] == fault[: ONSET - 1]
@@ -73,8 +67,11 @@ def test_the_twins_are_equal_to_the_last_bit_before_the_fault_and_not_after(stud
         assert before != after
 
 
-def test_the_summary_says_what_the_evaluation_says_of_the_logs(study):
-    for run_of in summary(study)["runs"].values():
+def test_the_summary_says_what_the_evaluation_says_of_the_logs_where_and_at_what_cost(study):
+    whole = summary(study)
+    assert whole["device"]["kind"] == "cpu"
+    assert {"torch", "transformers", "rmetric", "python"} <= set(whole["versions"])
+    for run_of in whole["runs"].values():
         scored = score_run(read_log(study / f"{run_of['id']}.jsonl"))
         truth = scored.run.truth
         assert run_of["outcome"] == truth.outcome
@@ -84,13 +81,6 @@ def test_the_summary_says_what_the_evaluation_says_of_the_logs(study):
         assert set(PROTOCOLS) <= set(run_of["r_metric"])
         alerts = [phase["alerts"] for phase in run_of["r_metric"]["alerts"].values()]
         assert sum(alerts) == len(trace_of_r_metric(scored).alarm_steps)
-
-
-def test_the_summary_tells_where_it_was_measured_and_what_it_cost(study):
-    whole = summary(study)
-    assert whole["device"]["kind"] == "cpu"
-    assert {"torch", "transformers", "rmetric", "python"} <= set(whole["versions"])
-    for run_of in whole["runs"].values():
         cost = run_of["cost"]
         assert 0 < cost["timed_steps"] <= 20
         ratio = cost["seconds_per_step"] / cost["seconds_per_step_without_monitor"]
@@ -101,8 +91,7 @@ def test_the_summary_tells_where_it_was_measured_and_what_it_cost(study):
 
 def test_a_nan_that_reaches_the_weights_ends_the_run_as_non_finite(model, dataset, tmp_path):
     out = tmp_path / "out"
-    result = run(*mini(model, dataset, out, "--fault", "nan_gradient"))
-    assert result.code == 0, result.err
+    finished(*mini(model, dataset, out, "--fault", "nan_gradient"))
     run_of = summary(out)["runs"]["NAN_GRADIENT"]
     assert (run_of["failure_kind"], run_of["failure_step"]) == ("non_finite", ONSET + 1)
     assert run_of["steps"] == 16  # the next evaluation sees it
@@ -114,8 +103,7 @@ def test_a_nan_that_reaches_the_weights_ends_the_run_as_non_finite(model, datase
 def test_each_fault_has_a_run_that_branches_off_the_control(study, model, dataset, tmp_path):
     out = tmp_path / "out"
     asked = "sign_flip_all:2,gradient_scale,label_shuffle,lr_spike"
-    result = run(*mini(model, dataset, out), "--fault", asked)
-    assert result.code == 0, result.err
+    result = finished(*mini(model, dataset, out), "--fault", asked)
     runs = summary(out)["runs"]
     assert list(runs) == [
         "control", "SIGN_FLIP_ALL-2", "GRADIENT_SCALE", "LABEL_SHUFFLE", "LR_SPIKE"
@@ -146,7 +134,7 @@ def test_only_one_optimiser_is_in_memory_at_a_time(model, dataset, tmp_path, mon
         return training
 
     monkeypatch.setattr(run_case_study, "train", train_alone)
-    assert run(*mini(model, dataset, tmp_path / "out")).code == 0
+    finished(*mini(model, dataset, tmp_path / "out"))
     assert len(made) == 2
 
 
@@ -235,9 +223,8 @@ def test_every_recipe_trains(dtype, lora, model, dataset, tmp_path):
     assert all(("lora" in name) is lora for name in weights)
     frozen = [p for p in training.model.parameters() if not p.requires_grad]
     assert all(p.dtype == dtype for p in frozen)
-    first, *_, last = read_log(tmp_path / "x.jsonl").records
-    assert last.training_loss != first.training_loss
-    assert 0 < last.gradient_norm < 100
+    first, last = losses_of(tmp_path / "x.jsonl")
+    assert first != last
 
 
 def test_random_weights_need_no_weights_in_the_folder(model, dataset, tmp_path):
@@ -246,8 +233,7 @@ def test_random_weights_need_no_weights_in_the_folder(model, dataset, tmp_path):
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (bare / name).write_bytes((model / name).read_bytes())
     assert run(*mini(bare, dataset, tmp_path / "a")).code == 2
-    result = run(*mini(bare, dataset, tmp_path / "b", "--random-weights"))
-    assert result.code == 0, result.err
+    finished(*mini(bare, dataset, tmp_path / "b", "--random-weights"))
 
 
 @pytest.mark.slow

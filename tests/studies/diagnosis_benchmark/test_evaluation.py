@@ -1,7 +1,5 @@
 """Benchmark of the diagnosis: scores, baselines, aggregates and tables, on made-up jobs."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import re
@@ -119,9 +117,8 @@ def test_each_class_is_right_by_one_family_only_and_stages_are_ours() -> None:
     assert cause_meanings.stages_of("") == ()
     assert cause_meanings.stages_of("somewhere") == ()
     assert cause_meanings.faulty_rank("rank 12") == 12
-    assert (
-        cause_meanings.faulty_rank("all ranks; torchrun names local_rank as first failure") is None
-    )
+    nobody = "all ranks; torchrun names local_rank as first failure"
+    assert cause_meanings.faulty_rank(nobody) is None
 
 
 def case(**known: object) -> Case:
@@ -300,7 +297,7 @@ def manifest(tmp_path: Path) -> Path:
     return path
 
 
-def test_real_jobs_are_laid_out_without_what_tells(manifest: Path, tmp_path: Path) -> None:
+def test_real_jobs_are_laid_out_without_what_tells_or_are_errors(manifest, tmp_path):
     logs = tmp_path / "logs"
     first, second, third = real_jobs("development", logs, tmp_path / "work", manifest)
     assert [path.name for path in first.folder.iterdir()] == ["job.log"]
@@ -311,12 +308,7 @@ def test_real_jobs_are_laid_out_without_what_tells(manifest: Path, tmp_path: Pat
     assert second.healthy == (third.folder,)
     assert third.healthy == ()
     assert third.is_healthy
-
-
-def test_other_bytes_a_missing_log_and_an_unknown_split_are_errors(
-    manifest: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "logs" / "two" / "well.log").write_bytes(b"changed\n")
+    (logs / "two" / "well.log").write_bytes(b"changed\n")
     (tmp_path / "failure_labels_held_out.csv").write_text("file,line,sha256,role,reason\n")
     for split, words in (
         ("development", r"well\.log.*sha256"),
@@ -324,7 +316,7 @@ def test_other_bytes_a_missing_log_and_an_unknown_split_are_errors(
         ("test", "development and held_out are accepted"),
     ):
         with pytest.raises(ValueError, match=words):
-            real_jobs(split, tmp_path / "logs", tmp_path / "work", manifest)
+            real_jobs(split, logs, tmp_path / "work", manifest)
 
 
 TEXT = "[rank3]: step 1\n[rank3]: ValueError: 3 apples\n" * 3
@@ -390,9 +382,7 @@ def test_the_archive_of_injected_jobs_is_whole(split: str, tmp_path: Path) -> No
             assert 1 <= label.line <= texts[label.file].count(b"\n"), (job.name, label)
 
 
-def test_the_blind_jobs_are_judged_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_blind_jobs_are_judged_alone(tmp_path, monkeypatch, capsys):
     put(tmp_path, injected("job-000", split="blind"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("studies.diagnosis_benchmark.__main__.JOBS", tmp_path)
@@ -467,12 +457,7 @@ def test_a_job_is_judged_by_what_diagnose_says(torn: Path, tmp_path: Path) -> No
     assert out.answers["Error_count"].ranks == [0.5, 1.0, 1.0, 1.0]
 
 
-def test_the_command_from_logs_to_tables(
-    manifest: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_from_logs_to_tables(manifest, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("studies.diagnosis_benchmark.__main__.MANIFEST", manifest)
     monkeypatch.chdir(tmp_path)
     arguments = ["real", "--logs", "logs", "--out", "out", "--jobs", "1"]

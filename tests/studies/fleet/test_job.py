@@ -1,7 +1,5 @@
 """The simulated job: by hand, against the closed forms, and the laws that it must keep."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -44,9 +42,6 @@ def saves(interval: float = 1000.0, blocking: float = 50.0, durable: float | Non
 
 def job(**settings: object) -> FleetJob:
     return FleetJob(**{"fleet": fleet(), "saves": saves(), "work_seconds": 3000.0} | settings)  # type: ignore[arg-type]
-
-
-# By hand
 
 
 def struck(*times: float, slot: int = 0, lead: float | None = None) -> list[NodeFailure]:
@@ -148,8 +143,6 @@ def test_a_repaired_node_fails_again_and_as_many_fail_in_all() -> None:
     assert np.mean(many) == pytest.approx(np.mean(few), rel=0.2)
 
 
-# Laws
-
 STRIKES = st.lists(st.floats(1.0, 20_000.0), max_size=12, unique=True).map(sorted)
 
 
@@ -188,9 +181,7 @@ def test_every_second_is_accounted_for(settings_: FleetJob, seed: int) -> None:
 
 
 @given(STRIKES, STRIKES, st.sampled_from([0.0, 60.0]), st.sampled_from([0.0, 200.0]))
-def test_more_failures_are_never_better(
-    some: list[float], more: list[float], blocking: float, wait: float
-) -> None:
+def test_more_failures_are_never_better(some, more, blocking, wait):
     usual = job(saves=saves(500.0, blocking, blocking + wait), work_seconds=10_000.0)
     few = simulate(usual, [NodeFailure(time, 0) for time in some])
     many = simulate(usual, [NodeFailure(time, 0) for time in sorted({*some, *more})])
@@ -217,9 +208,6 @@ def test_failures_come_at_the_rate_asked_for(shape: float) -> None:
     stream = failures(job(fleet=fleet(failures_per_node_day=2.34e-3, weibull_shape=shape)), 0)
     times = [next(stream).time for _ in range(20_000)]
     assert times[-1] / len(times) == pytest.approx(DAY / (4 * 2.34e-3), rel=0.03)
-
-
-# Against the closed forms
 
 
 def simulated(num_failures: int, interval: float, blocking: float, durable: float) -> float:

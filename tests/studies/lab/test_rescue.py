@@ -1,7 +1,11 @@
-"""Policies in the laboratory: shared steps are those that would be trained, time goes on."""
+"""Rescue in the laboratory: policies on its runs, the demonstration, and fine-tunings."""
 
+import hashlib
 import json
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
+from math import nan
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +15,10 @@ pytest.importorskip("transformers")
 import torch
 
 from rmetric.rescue.policy import Decision
-from studies.fault_lab.rescue import campaign
+from studies.fault_lab.rescue import campaign, demo, fine_tuning
+from studies.fault_lab.rescue import fine_tuning_run as one_run
 from studies.fault_lab.rescue.__main__ import RESULTS
+from studies.fault_lab.rescue.fine_tuning_run import FAULTS, Run, draw, train
 from studies.fault_lab.rescue.policies import NOTHING, POLICIES, RESCUE, Rescue
 from studies.fault_lab.rescue.runner import (
     GO_ON,
@@ -23,6 +29,9 @@ from studies.fault_lab.rescue.runner import (
 )
 from studies.fault_lab.rescue.tables import aims, by_fault, harm, outcome, policies
 from studies.fault_lab.spec import LabSpec
+from tests.studies.lab import training
+
+# -- policies: shared steps are those that would be trained, time goes on
 
 CONTROL = LabSpec(run_id="seed007", seed=7, architecture="llama", total_steps=70)
 ONSET = 45
@@ -71,35 +80,33 @@ def control():
 
 @pytest.fixture(scope="module")
 def flipped(control):
+    """A run that can be treated."""
     spec = branch("SIGN_FLIP", 10.0, duration_steps=4)
-    return spec, train_untreated(control, spec)
+    return control, spec, train_untreated(control, spec)
 
 
 @pytest.mark.parametrize("at", [(), (48,), (50,), (46, 42), (48, 69)])
-def test_shared_steps_are_those_that_would_be_trained(control, flipped, at):
-    spec, untreated = flipped
-    shared, trained = Scripted(at), Scripted(at, live=True)
-    outcome = treat(control, spec, untreated, shared)
-    assert outcome == treat(control, spec, untreated, trained)
+def test_shared_steps_are_those_that_would_be_trained(flipped, at):
+    shared, trained, untreated = Scripted(at), Scripted(at, live=True), flipped[2]
+    outcome = treat(*flipped, shared)
+    assert outcome == treat(*flipped, trained)
     assert shared.seen == trained.seen
     assert (outcome == untreated.outcome) == (not at)
     assert untreated.outcome.above > 0
 
 
-def test_a_return_after_the_fault_ends_as_the_twin_bit_for_bit(control, flipped):
-    spec, untreated = flipped
-    ended = treat(control, spec, untreated, Scripted((50,)))
-    assert ended.above == 0.0
-    assert (ended.end, ended.step) == ("finished", 70)
+def test_a_return_after_the_fault_ends_as_the_twin_bit_for_bit_and_a_hold_as_the_snapshot(flipped):
+    ended = treat(*flipped, Scripted((50,)))
+    assert (ended.end, ended.step, ended.above) == ("finished", 70, 0.0)
     # 10 steps again, and the one that was thrown away when the alarm was known.
     assert ended.extra == 11
+    ended = treat(*flipped, Scripted((48,), action="hold"))
+    assert (ended.end, ended.step, ended.above) == ("held", 40, 0.0)
 
 
 def test_time_goes_on_when_steps_are_repeated(control):
-    spec = branch("GRADIENT_SCALE_ALL", 1000.0, duration_steps=5)
-    untreated = train_untreated(control, spec)
-    scripted = Scripted((46,))
-    treat(control, spec, untreated, scripted)
+    spec, scripted = branch("GRADIENT_SCALE_ALL", 1000.0, duration_steps=5), Scripted((46,))
+    treat(control, spec, train_untreated(control, spec), scripted)
     usual = {record.step: record.gradient_norm for record in control.lineage.records}
     large = [
         record.step for record in scripted.seen if record.gradient_norm > 100 * usual[record.step]
@@ -109,10 +116,8 @@ def test_time_goes_on_when_steps_are_repeated(control):
 
 
 def test_data_that_are_left_out_are_not_used_again(control, flipped):
-    spec, untreated = flipped
     scripted = Scripted((50, 50), skip=[None, (46, 55)])
-    ended = treat(control, spec, untreated, scripted)
-    assert ended.above != 0.0
+    assert treat(*flipped, scripted).above != 0.0
     once, again = scripted.seen[50:60], scripted.seen[60:]
     assert [r.step for r in (*once, *again)] == [*range(41, 51), *range(41, 71)]
     known = control.lineage.records[40:50]
@@ -121,16 +126,9 @@ def test_data_that_are_left_out_are_not_used_again(control, flipped):
     assert again[5].training_loss != known[5].training_loss
 
 
-def test_a_held_run_has_the_weights_of_the_snapshot(control, flipped):
-    spec, untreated = flipped
-    ended = treat(control, spec, untreated, Scripted((48,), action="hold"))
-    assert (ended.end, ended.step, ended.above) == ("held", 40, 0.0)
-
-
 def test_a_fault_to_the_end_lasts_however_often_steps_are_repeated(control):
-    spec = branch("LR_RUNAWAY", 1.05)
+    spec, scripted = branch("LR_RUNAWAY", 1.05), Scripted((60,))
     untreated = train_untreated(control, spec)
-    scripted = Scripted((60,))
     repeated = treat(control, spec, untreated, scripted)
     assert (repeated.extra, repeated.step) == (21, 70)
     # The rate grows with each computed step, 21 of them more.
@@ -149,11 +147,8 @@ def test_every_policy_runs_on_a_fault_that_ends_with_nan(control, name):
         assert ended.end == "finished"
 
 
-def test_rescue_ignores_a_control(control):
+def test_rescue_ignores_a_control_and_the_sealed_seeds_are_those_of_the_seal(control):
     assert campaign.first_action(control, Rescue()) is None
-
-
-def test_the_sealed_seeds_are_those_of_the_seal():
     seal = json.loads((RESULTS / "rescue_seal.json").read_bytes())
     groups = campaign.sealed()
     assert campaign.digest_of(groups) == seal["specs_sha256"]
@@ -196,3 +191,114 @@ def test_tables_count_what_the_rows_say():
     assert reached["averted, of the failing runs: at least 85 %"] == "missed"
     assert reached["none of them worse by more than 0.05 nat"] == "reached"
     assert by_fault(rows, [NOTHING, RESCUE]).rows == [("SIGN_FLIP", 3, "0 / 0 / 3", "1 / 1 / 1")]
+
+
+# -- the demonstration, run for real on a short training, and what is committed of it
+
+BEGIN, DURATION = 71, 6
+
+
+@pytest.fixture(scope="module")
+def results():
+    of = training.control("llama", seed=3, steps=100)
+    spec = replace(training.branch(of, "LR_SPIKE", 25.0, BEGIN), duration_steps=DURATION)
+    panel = demo.Panel("rate", "Rate fault", spec.run_id, "leave_out_outliers", "skip")
+    return demo.train([(panel, of, spec)], num_processes=1)
+
+
+def test_the_files_are_there_and_what_is_printed_is_what_they_hold(results, tmp_path, capsys):
+    demo.show(results, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rescue.json", "rescue.pdf", "rescue.png",
+    ]  # fmt: skip
+    [panel] = json.loads((tmp_path / "rescue.json").read_bytes())["panels"]
+    printed = capsys.readouterr().out.splitlines()
+    assert f"loss of the twin {panel['twin']['final_loss']:.3f} nats" in printed[0]
+    assert f"steps {BEGIN} to {BEGIN + DURATION - 1};" in printed[0]
+    for line, (label, run) in zip(printed[1:4], panel["runs"].items(), strict=True):
+        found = re.search(rf"{label} +(\S+) nats, +(\d+) extra steps", line)
+        assert found is not None, line
+        assert float(found[1]) == pytest.approx(run["above"], abs=6e-4)
+        assert int(found[2]) == run["extra"]
+    assert printed[4].strip() == panel["runs"]["rescue"]["actions"][0][3]
+    assert printed[4].strip().startswith("went back from ")
+
+
+def test_a_run_without_an_end_is_lost(results):
+    [panel] = results["panels"]
+    stopped = panel["runs"]["rescue"] | {"end": "not_finite", "step": 90}
+    assert demo.outcome_words(stopped) == "lost: stopped at step 90"
+    assert "not finite" in demo.outcome_words(stopped | {"above": None})
+    drawn = demo.demo_figure([panel | {"runs": panel["runs"] | {"rescue": stopped}}])
+    assert "lost" in [text.get_text() for text in drawn.axes[0].texts]
+
+
+def test_numbers_that_are_not_there_are_an_error_that_names_them(tmp_path, capsys):
+    assert demo.main(["--redraw", "--out", str(tmp_path)]) == 2
+    assert "rescue.json" in capsys.readouterr().err
+
+
+def test_the_committed_picture_is_drawn_from_the_committed_numbers(tmp_path):
+    folder = Path(__file__).resolve().parents[3] / "docs" / "figures"
+    committed = json.loads((folder / "rescue.json").read_bytes())
+    assert [panel["run"] for panel in committed["panels"]] == [panel.run for panel in demo.PANELS]
+    assert demo.text_of(committed) == (folder / "rescue.json").read_text(encoding="utf-8")
+    assert (folder / "rescue.png").exists()
+
+
+# -- fine-tunings under faults: how they are drawn, trained and judged
+
+
+def test_the_sealed_runs_are_those_of_the_seal():
+    seal = json.loads((fine_tuning.RESULTS / "fine_tuning_seal.json").read_bytes())
+    # Ten digits: the last ones of a rate depend on the processor.
+    drawn = [draw(seed) for seed in fine_tuning.SEALED_SEEDS]
+    runs = json.dumps([asdict(run) | {"rate": f"{run.rate:.10g}"} for run in drawn]).encode()
+    assert hashlib.sha256(runs).hexdigest() == seal["runs_sha256_of_ten_digits"]
+
+
+def tuned(rescue, *, nothing=3.0, twin=2.0, held=False, step=60):
+    of_twin = {"loss": twin, "losses": {"40": 2.2}, "digest": "a"}
+    return {
+        "twin": of_twin, "idle": {"digest": "a"}, "nothing": {"loss": nothing},
+        "rescue": {"loss": rescue, "held": held, "step": step},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "end", "harm"),
+    [
+        (tuned(2.04), "averted", 0.0),
+        (tuned(2.06), "lost", 0.0),
+        (tuned(3.5), "lost", 0.5),
+        (tuned(2.24, held=True, step=40), "held", 0.0),
+        (tuned(2.24), "lost", 0.0),
+        (tuned(9.0, held=True, step=0), "held", 0.0),
+        (tuned(2.0, nothing=1.9), "averted", 0.0),
+        (tuned(nan, nothing=nan), "lost", 0.0),
+    ],
+)
+def test_a_run_is_judged_beside_its_twin_and_the_run_without_rescue(row, end, harm):
+    assert fine_tuning.ending(row) == end
+    assert fine_tuning.harm(row) == pytest.approx(harm)
+    assert fine_tuning.failed(row) == (row["nothing"]["loss"] != 1.9)
+
+
+SMALL = Run(
+    seed=3, steps=20, rate=1e-3, warm_up=3, shape="cosine", scheduler=True, fault="rate",
+    severity=50.0, onset=8, duration=0,
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_changes_the_run_and_nothing_before_its_onset(fault, monkeypatch):
+    monkeypatch.setattr(one_run, "PRETRAINING", 3)
+    one_run.base.cache_clear()
+    run = replace(SMALL, fault=fault, severity=FAULTS[fault][-1])
+    twin = train(run, disturbed=False, rescued=False)
+    assert train(replace(run, onset=21), disturbed=True, rescued=False).digest == twin.digest
+    assert train(run, disturbed=True, rescued=False).digest != twin.digest
+    idle = train(run, disturbed=False, rescued=True)
+    assert (idle.digest, idle.decisions, idle.held) == (twin.digest, {}, False)
+    one_run.base.cache_clear()

@@ -1,7 +1,5 @@
 """The fault laboratory: no way of stopping it changes a byte, and bad input gets one sentence."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -47,16 +45,24 @@ def campaign(tmp_path_factory) -> Path:
     return out
 
 
-def test_a_campaign_ends_in_archives_and_a_manifest(campaign):
+def test_a_campaign_ends_in_a_manifest_and_archives_that_unpack_to_ordinary_logs(
+    campaign, tmp_path
+):
     manifest = json.loads((campaign / "archives" / "manifest.json").read_bytes())
     runs = [run for name in manifest["archives"] for run in read_runs(campaign / "archives" / name)]
     assert len(runs) == manifest["runs"] == len(contents(campaign / "runs"))
     assert {len(run.records) for run in runs if not run.truth.failed} == {12}
     assert {run.truth.failure_kind for run in runs if run.truth.failed} == {"non_finite"}
-    assert {run.config["corpus"]["sha256"] for run in runs} == {
-        manifest["corpora_sha256"]["generated"]
-    }
+    digest = manifest["corpora_sha256"]["generated"]
+    assert {run.config["corpus"]["sha256"] for run in runs} == {digest}
     assert manifest["versions"].keys() >= {"python", "torch", "transformers"}
+    archive = campaign / "archives" / next(iter(manifest["archives"]))
+    assert run_fault_lab.main(["--unpack", str(archive), "--out", str(tmp_path)]) == 0
+    for run in read_runs(archive):
+        back = read_log(tmp_path / f"{run.id}.jsonl")
+        assert back.records == run.records
+        assert back.truth == run.truth
+        assert [found.id for found in replay_runs(tmp_path / f"{run.id}.jsonl")] == [run.id]
 
 
 @pytest.mark.slow
@@ -82,20 +88,9 @@ def test_a_campaign_that_was_killed_ends_with_the_same_bytes(start, campaign, tm
         assert (tmp_path / "archives" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_unpacked_runs_are_ordinary_logs(campaign, tmp_path):
-    archive = next((campaign / "archives").glob("*.xz"))
-    assert run_fault_lab.main(["--unpack", str(archive), "--out", str(tmp_path)]) == 0
-    for run in read_runs(archive):
-        back = read_log(tmp_path / f"{run.id}.jsonl")
-        assert back.records == run.records
-        assert back.truth == run.truth
-        assert [found.id for found in replay_runs(tmp_path / f"{run.id}.jsonl")] == [run.id]
-
-
 def test_one_run_and_its_twin_are_written_as_logs(tmp_path, capsys):
-    options = ["--fault", "INFINITE_GRADIENT", "--steps", "12", "--onset", "5"]
-    options += ["--corpus", "generated"]
-    assert run_fault_lab.main([*options, "--out", str(tmp_path)]) == 0
+    options = "--fault INFINITE_GRADIENT --steps 12 --onset 5 --corpus generated"
+    assert run_fault_lab.main([*options.split(), "--out", str(tmp_path)]) == 0
     truth = read_log(tmp_path / "seed000_INFINITE_GRADIENT.jsonl").truth
     assert (truth.failure_kind, truth.failure_step, truth.onset_step) == ("non_finite", 5, 5)
     assert read_log(tmp_path / "seed000.jsonl").truth.outcome in ("healthy", "failed")
@@ -115,6 +110,10 @@ def test_one_run_and_its_twin_are_written_as_logs(tmp_path, capsys):
         (["--corpus", "wiki"], 2, "unknown text 'wiki'"),
         (["--diverged", "1"], 2, "diverged_ratio is 1.0"),
         (["--unpack", "nothing.tar.xz"], 1, "nothing.tar.xz"),
+        # The second set's design cannot be changed by options.
+        (["--set", "second", "--seeds", "3"], 2, "--seeds is of the first set"),
+        (["--set", "second", "--only", "LR_SPIKE"], 2, "--only is of the first set"),
+        (["--set", "second", "--steps", "9"], 2, "--steps is of the first set"),
     ],
 )
 def test_bad_input_gets_one_sentence(tmp_path, capsys, options, code, message):
@@ -140,27 +139,19 @@ def test_the_kept_archives_are_what_the_command_makes():
     check_seal(design.second_campaign(), Definitions())
     sealed = json.loads(SEAL.read_bytes())
     assert second["definitions"] == sealed["definitions"]
-    assert {name.split(".")[0]: e["runs"] for name, e in second["archives"].items()} == (
-        sealed["runs"]
-    )
+    runs = {name.split(".")[0]: entry["runs"] for name, entry in second["archives"].items()}
+    assert runs == sealed["runs"]
 
 
-def test_the_folder_of_another_campaign_is_refused(campaign, capsys):
+def test_a_folder_of_another_campaign_or_of_other_things_is_refused(campaign, tmp_path, capsys):
     before = contents(campaign / "runs")
     assert run_small(campaign, "--first-seed", "7") == 1
-    said = capsys.readouterr().err
-    assert "campaign.json is of another campaign" in said
+    assert "campaign.json is of another campaign" in capsys.readouterr().err
     assert contents(campaign / "runs") == before
-
-
-def test_a_folder_that_holds_other_things_is_refused(tmp_path, capsys):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "thesis.tex").write_text("years of work")
     assert run_small(tmp_path) == 1
     assert "not empty and no campaign's" in capsys.readouterr().err
-
-
-# -- the second set
 
 
 def few_runs() -> list[LabSpec]:
@@ -197,9 +188,3 @@ def test_the_command_trains_packs_and_counts_what_is_sealed(tmp_path, monkeypatc
     monkeypatch.setattr(design, "second_campaign", lambda: few_runs()[:2])
     assert run_fault_lab.main(options) == 1
     assert "is of another specs_sha256" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", [["--seeds", "3"], ["--only", "LR_SPIKE"], ["--steps", "9"]])
-def test_the_second_sets_design_cannot_be_changed_by_options(option, capsys):
-    assert run_fault_lab.main(["--set", "second", *option]) == 2
-    assert f"{option[0]} is of the first set" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """The training itself: against plain torch, against its own twin, on real ranks; the designs."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -66,14 +64,13 @@ def test_each_axis_trains_and_gives_the_same_bytes_again(changes):
 
 
 def test_nothing_touches_the_global_random_state():
-    before = global_states()
+    def states() -> list[str]:
+        numpy_state = np.random.get_state()  # noqa: NPY002
+        return [repr(of) for of in (torch.get_rng_state().tolist(), numpy_state, random.getstate())]
+
+    before = states()
     list(train_seed([control(steps=2), branch(control(steps=2), "GRADIENT_NOISE", onset=2)]))
-    assert global_states() == before
-
-
-def global_states() -> tuple[str, str, str]:
-    numpy_state = np.random.get_state()  # noqa: NPY002
-    return repr(torch.get_rng_state().tolist()), repr(numpy_state), repr(random.getstate())
+    assert states() == before
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "mixtral"])
@@ -115,13 +112,11 @@ def reference_loss(module, architecture, tokens, labels):
     return loss + BALANCE * sum(balance((logits,), 4, 2) for logits in routers)
 
 
-@pytest.mark.parametrize(
-    ("size", "millions"), [("tiny", "0.16"), ("small", "0.46"), ("large", "1.95")]
-)
-def test_the_sizes_are_those_of_the_page(size, millions):
-    for architecture in ARCHITECTURES:
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_sizes_are_those_of_the_page(architecture):
+    for size, millions in (("tiny", 0.16), ("small", 0.46), ("large", 1.95)):
         number = len(FlatModel(architecture, 0, size).weights_N) / 1e6
-        assert number == pytest.approx(float(millions), abs=0.011)
+        assert number == pytest.approx(millions, abs=0.011)
 
 
 # Theirs iterates in bfloat16, so its directions agree to a few percent.
@@ -175,21 +170,16 @@ def test_records_hold_everything_that_is_measured_to_six_digits():
 
 def test_a_planned_change_is_announced_once_and_a_fault_never():
     base = control()
-    _, planned, fault = train_seed(
-        [base, branch(base, "BATCH_SIZE_DOWN"), branch(base, "DEAD_WORKER")]
-    )
+    branches = (branch(base, name) for name in ("BATCH_SIZE_DOWN", "DEAD_WORKER"))
+    _, planned, fault = train_seed([base, *branches])
     told = {r.step: r.planned_events for r in planned.records if r.planned_events}
     assert told == {11: ("batch_size",)}
     assert not any(record.planned_events for record in fault.records)
 
 
-# -- corpora
-
-
-def test_corpora_are_real_text_or_the_same_bytes_everywhere():
-    assert corpus("generated").digest == (
-        "1115bd3812ee5b114c4a6276124eefec0bf785506787319f585c5959db5c145e"
-    )
+def test_corpora_are_real_text_or_the_same_bytes_everywhere_and_some_is_held_out():
+    text = corpus("generated")
+    assert text.digest == "1115bd3812ee5b114c4a6276124eefec0bf785506787319f585c5959db5c145e"
     assert not np.array_equal(generated_text(1)[:1000], generated_text(2)[:1000])
     assert b"def " in corpus("standard_library").home[:100_000].tobytes()
     manual = corpus("documentation")
@@ -197,18 +187,11 @@ def test_corpora_are_real_text_or_the_same_bytes_everywhere():
     assert b"def " in manual.other[:100_000].tobytes()
     with pytest.raises(ValueError, match="unknown corpus 'wiki': known are standard_library"):
         corpus("wiki")
-
-
-def test_held_out_text_is_not_trained_on():
-    text = corpus("generated")
     whole, _ = CORPORA["generated"]()
     assert np.array_equal(np.concatenate([text.home, text.held_out]), whole)
     assert len(text.held_out) == len(whole) // 10
     batch = Training(control()).batch(1, Settings(0.001, batch_size=2000))
     assert batch.tokens_WBT.shape == (4, 2000, 48)
-
-
-# -- the designs
 
 
 def test_the_first_sets_runs_are_described_as_before():

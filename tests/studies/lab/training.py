@@ -1,7 +1,5 @@
 """Small runs of the laboratory on the generated corpus: the same bytes on every machine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from studies.fault_lab.branches import take_step

@@ -1,6 +1,4 @@
-"""Studies small enough to be killed in a test: run this module with KIND DIR [runs]."""
-
-from __future__ import annotations
+"""Studies small enough to be killed in a test: run this module with KIND DIR."""
 
 import io
 import sys
@@ -18,7 +16,7 @@ MODES = ("FULL_METRIC", "SIGMA_ONLY")
 NUMBER = {"emergent": 12, "published": 90}
 
 
-def specs(number: int = NUMBER["emergent"]) -> list[RunSpec]:
+def specs() -> list[RunSpec]:
     names = ("LR_SPIKE", "NONE", "GRADIENT_EXPLOSION")
     return [
         RunSpec(
@@ -29,26 +27,25 @@ def specs(number: int = NUMBER["emergent"]) -> list[RunSpec]:
             onset_step=200,
             evaluate_every=20,
         )
-        for i in range(number)
+        for i in range(NUMBER["emergent"])
     ]
 
 
-def run(out: Path, number: int = NUMBER["emergent"], **options) -> None:
+def run(out: Path, **options) -> None:
     study.BATCH = 2
     config = RMetricConfig.simulation()
     study.clear_parts(out, MODES)
-    missing = study.missing_runs(specs(number), MODES, out, config)
+    missing = study.missing_runs(specs(), MODES, out, config)
     for _ in study.run_study(missing, MODES, out, config=config, **options):
         pass
 
 
-def run_kind(kind: str, out: Path, number: int | None = None, *, processes: int = 1) -> None:
+def run_kind(kind: str, out: Path, processes: int = 1) -> None:
     """A small study of either kind, as far as it is missing."""
-    number = NUMBER[kind] if number is None else number
     if kind == "emergent":
-        run(out, number, num_processes=processes)
+        run(out, num_processes=processes)
     else:
-        for _ in run_published_study(out, limit=number):
+        for _ in run_published_study(out, limit=NUMBER[kind]):
             pass
 
 
@@ -81,4 +78,4 @@ def run_script(main: Callable[[list[str]], int], logs: Path, folder: Path) -> Re
 
 
 if __name__ == "__main__":
-    run_kind(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]), processes=2)
+    run_kind(sys.argv[1], Path(sys.argv[2]), processes=2)

@@ -1,7 +1,6 @@
 """The figures: what they are drawn from, and the script that writes them."""
 
-from __future__ import annotations
-
+import importlib.util
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,10 +107,7 @@ def traces(study):
     return {name: trace_all(name, study.reference) for name in DETECTORS_NEEDED}
 
 
-# the script
-
-
-def test_it_writes_every_figure_in_both_forms(drawn):
+def test_it_writes_every_figure_in_both_forms_and_says_what_was_drawn_from_what(drawn, study):
     assert drawn.code == 0, drawn.err
     assert f"only {len(RUNS)} runs, of which 5 failed" in drawn.err
     files = {path.name for path in drawn.folder.iterdir()}
@@ -125,6 +122,12 @@ def test_it_writes_every_figure_in_both_forms(drawn):
         with Image.open(drawn.folder / f"{name}.png") as image:
             assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
             assert "Software" not in image.info
+    said = json.loads((drawn.folder / "provenance.json").read_text())
+    assert tuple(said["captions"]) == FIGURES
+    assert said["logs"]["sha256"] == study.digest
+    assert said["versions"]["matplotlib"] == matplotlib.__version__
+    for example in pick_examples(study.reference):
+        assert example.run.id in said["captions"]["figure3_example_runs"]
 
 
 def test_the_same_logs_give_the_same_bytes_in_any_process(drawn, logs):
@@ -136,15 +139,6 @@ def test_the_same_logs_give_the_same_bytes_in_any_process(drawn, logs):
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
     assert drawn.bytes_of() == before
-
-
-def test_provenance_says_what_was_drawn_from_what(drawn, study):
-    said = json.loads((drawn.folder / "provenance.json").read_text())
-    assert tuple(said["captions"]) == FIGURES
-    assert said["logs"]["sha256"] == study.digest
-    assert said["versions"]["matplotlib"] == matplotlib.__version__
-    for example in pick_examples(study.reference):
-        assert example.run.id in said["captions"]["figure3_example_runs"]
 
 
 def test_without_graphviz_all_are_drawn_and_one_line_says_what_to_install(
@@ -184,9 +178,6 @@ def test_a_cut_log_is_named_and_left_out_though_no_failure_remains(tmp_path):
     assert set(FIGURES) < {path.stem for path in result.folder.iterdir()}
 
 
-# what the reader sees
-
-
 def texts_drawn(figure) -> list[tuple[Text, Bbox]]:
     """Every text that reaches the paper, and the room it takes."""
     drawn = []
@@ -205,20 +196,19 @@ def test_what_was_not_logged_has_a_word_in_the_legend(logs, study):
     without = read_study(logs)
     for run in without.reference:
         run.records[:] = [replace(record, events=None) for record in run.records]
-    assert "n(λ), not logged" in words_of(figure_named("figure3_example_runs", without))
-    assert "R-Metric, λ only: not logged" in words_of(figure_named("figure4_thresholds", without))
-    for name in ("figure3_example_runs", "figure4_thresholds"):
-        assert not any("logged" in words for words in words_of(figure_named(name, study)))
+    for name, said in (
+        ("figure3_example_runs", "n(λ), not logged"),
+        ("figure4_thresholds", "R-Metric, λ only: not logged"),
+    ):
+        assert said in words_of(name, without)
+        assert not any("logged" in words for words in words_of(name, study))
 
 
-def words_of(figure):
-    return [text.get_text() for text in figure.findobj(Text)]
-
-
-def figure_named(name, study):
+def words_of(name, study):
     with style():
         figures = build_figures(study, with_dot=False)
-        return next(figure for each, _, figure in figures if each == name)
+        figure = next(figure for each, _, figure in figures if each == name)
+    return [text.get_text() for text in figure.findobj(Text)]
 
 
 @pytest.mark.parametrize("with_dot", [False, True])
@@ -242,22 +232,18 @@ def test_no_text_is_small_or_covers_another_or_leaves_the_page(study, with_dot):
                 assert min(wide, high) < 1, (name, text, other)
 
 
-# figure 2
+#: How runs may have gone, also as nobody's logs have said it yet.
+truths = st.builds(
+    Truth,
+    fault=st.sampled_from(["NONE", "NEW_FAULT", *MECHANISM]),
+    benign=st.booleans(),
+    applicable=st.booleans(),
+    outcome=st.sampled_from(["healthy", "absorbed", "not_applicable", "failed"]),
+    failure_kind=st.sampled_from([None, "degraded", "non_finite", "crashed"]),
+)
 
 
-def truths():
-    """How runs may have gone, also as nobody's logs have said it yet."""
-    return st.builds(
-        Truth,
-        fault=st.sampled_from(["NONE", "NEW_FAULT", *MECHANISM]),
-        benign=st.booleans(),
-        applicable=st.booleans(),
-        outcome=st.sampled_from(["healthy", "absorbed", "not_applicable", "failed"]),
-        failure_kind=st.sampled_from([None, "degraded", "non_finite", "crashed"]),
-    )
-
-
-@given(st.lists(truths(), min_size=1, max_size=30))
+@given(st.lists(truths, min_size=1, max_size=30))
 def test_as_many_runs_leave_a_box_as_enter_it(listed):
     diagram = failure_process([Run(id=str(i), records=[], truth=t) for i, t in enumerate(listed)])
     entering, leaving = Counter(), Counter()
@@ -272,14 +258,8 @@ def test_as_many_runs_leave_a_box_as_enter_it(listed):
     assert ends == {end: entering[end] for end in diagram.ends}
 
 
-def test_every_fault_of_the_simulator_has_its_mechanism():
+def test_every_fault_has_its_mechanism_and_each_end_and_a_benign_change_one_example(study):
     assert set(MECHANISM) == set(FAULTS) - {"NONE"}
-
-
-# figure 3
-
-
-def test_there_is_one_example_of_each_end_and_of_a_benign_change(study):
     kinds = [example.kind for example in pick_examples(study.reference)]
     assert kinds == [
         "healthy", "absorbed", "degraded", "diverged", "non_finite", "lost_worker",
@@ -308,9 +288,6 @@ def test_the_example_is_the_middle_one_whatever_the_order(delays, shuffled: rand
     assert below <= (len(delays) - 1) // 2 < below + delays.count(delay)
 
 
-# figure 4
-
-
 @pytest.mark.parametrize("protocol", ["published", "causal"])
 def test_at_its_own_threshold_a_curve_meets_its_operating_point(study, traces, protocol):
     at = THRESHOLDS.index(RMetricConfig.simulation().threshold)
@@ -323,9 +300,6 @@ def test_at_its_own_threshold_a_curve_meets_its_operating_point(study, traces, p
     highest = max(trace.scores.max() for trace in traces["r_metric"])
     assert min(THRESHOLDS) == 0
     assert highest <= max(THRESHOLDS) == pytest.approx(1.28)  # the authors' weights add up to it
-
-
-# figure 5
 
 
 def test_leads_are_those_of_the_protocols(study, traces):
@@ -353,4 +327,29 @@ def test_a_failure_without_a_known_onset_has_no_time_left_and_is_left_out():
     assert failures([unknown], trace_all("r_metric", [unknown])).empty
 
 
-# figure 6
+# docs/simulator.md, from fewer and shorter runs than the real one
+
+
+@pytest.fixture(scope="module")
+def script():
+    path = ROOT / "docs" / "make_simulator_figure.py"
+    specification = importlib.util.spec_from_file_location("make_simulator_figure", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    module.REPETITIONS, module.ONSET, module.STEPS = 1, 150, 300
+    module.MULTIPLES, module.WORKERS, module.SETTLED = (1, 40), (2, 32), 100
+    return module
+
+
+def test_the_script_draws_the_figure(script, tmp_path):
+    assert script.main(["--out", str(tmp_path / "new")]) == 0
+    with Image.open(tmp_path / "new" / "simulator.png") as image:
+        assert image.width == pytest.approx(300 * TEXT_WIDTH, abs=1)
+        assert "Software" not in image.info
+
+
+@given(st.floats(0.1, 1000), st.floats(0.05, 2))
+def test_the_fit_finds_the_power_it_is_shown(script, coefficient, exponent):
+    tokens = np.geomspace(1e6, 1e10, 50)
+    found = script.power_law(tokens, coefficient / tokens**exponent)
+    assert found == pytest.approx((coefficient, exponent), rel=1e-6)

@@ -1,7 +1,5 @@
 """The study: its matrix, its folders, and that no way of stopping it changes a byte."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -24,7 +22,6 @@ from rmetric.simulation import ARCHITECTURES, FAULTS, simulate, study
 from tests.studies.paper import small_study
 
 ROOT = Path(__file__).resolve().parents[3]
-CONFIG = RMetricConfig.simulation()
 KINDS = list(small_study.NUMBER)
 #: Of the 15 logs `*_r00.jsonl` of the emergent study, in the order of their names.
 EMERGENT_SHA256 = "0948b02eed49e53b6ab8e21a3b7edf2819411cac24d62da42d2afe5d679b3b3b"
@@ -39,19 +36,6 @@ def uninterrupted_of(tmp_path_factory) -> dict[str, dict[str, bytes]]:
         small_study.run_kind(kind, out)
         whole[kind] = small_study.contents(out)
     return whole
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(uninterrupted_of) -> dict[str, bytes]:
-    return uninterrupted_of["emergent"]
-
-
-def wait_for_logs(out: Path, process: subprocess.Popen, number: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(list(out.rglob("*.jsonl"))) < number:
-        assert process.poll() is None, process.stderr.read().decode()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_the_emergent_recipe_is_the_published_matrix():
@@ -78,12 +62,7 @@ def test_the_stress_recipe_has_every_fault_at_every_severity_and_random_onsets()
     assert onsets != [spec.onset_step for spec in study.stress_specs(seed=1)]
 
 
-def test_the_number_of_processes_changes_no_byte(uninterrupted, tmp_path):
-    small_study.run(tmp_path, num_processes=2)
-    assert small_study.contents(tmp_path) == uninterrupted
-
-
-def test_a_dask_cluster_changes_no_byte(uninterrupted, tmp_path):
+def test_a_dask_cluster_changes_no_byte(uninterrupted_of, tmp_path):
     distributed = pytest.importorskip("dask.distributed")
     cluster = distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
@@ -92,7 +71,7 @@ def test_a_dask_cluster_changes_no_byte(uninterrupted, tmp_path):
         backend = joblib.parallel_config(backend="dask", client=client)
         small_study.run(tmp_path, num_processes=-1, backend=backend)
         assert len(client.scheduler_info()["workers"]) == 2
-    assert small_study.contents(tmp_path) == uninterrupted
+    assert small_study.contents(tmp_path) == uninterrupted_of["emergent"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,13 +82,17 @@ def test_killed_at_any_moment_and_started_again_it_ends_with_the_same_bytes(
     command = [sys.executable, "-m", "tests.studies.paper.small_study", kind, str(tmp_path)]
     for seen in (1, 7, 15):
         process = start(command, cwd=ROOT, stderr=subprocess.PIPE)
-        wait_for_logs(tmp_path, process, seen)
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.rglob("*.jsonl"))) < seen:
+            assert process.poll() is None, process.stderr.read().decode()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for name, log in small_study.contents(tmp_path).items():
             assert log == uninterrupted[name]  # no half log under a final name
     assert len(small_study.contents(tmp_path)) < len(uninterrupted)
-    small_study.run_kind(kind, tmp_path)
+    small_study.run_kind(kind, tmp_path, processes=2)  # their number changes no byte either
     assert small_study.contents(tmp_path) == uninterrupted
     assert all(part.name.startswith(".") for part in tmp_path.rglob("*.part"))
     for part in tmp_path.rglob("*.part"):
@@ -197,7 +180,7 @@ def test_the_emergent_study_writes_the_bytes_that_it_always_wrote():
     runs = simulate([spec for spec in study.emergent_specs() if spec.repetition == 0])
     digest = hashlib.sha256()
     for run in sorted(runs, key=lambda run: run.id):
-        digest.update(b"".join(run_lines(run, CONFIG)))
+        digest.update(b"".join(run_lines(run, RMetricConfig.simulation())))
     assert digest.hexdigest() == EMERGENT_SHA256
 
 
@@ -210,19 +193,6 @@ def test_the_script_runs_for_real_and_says_what_it_left(tmp_path, capsys):
     assert "(2 were there)" in capsys.readouterr().out
     assert run_modern_experiments.main([*argv, "--seed", "5"]) == 1
     assert "another run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        "--jobs 0", "--seed -1", "--recipe soup", "--limit 0", "--backend dask",
-        "--backend dask --scheduler tcp://127.0.0.1:1",
-    ],
-)  # fmt: skip
-def test_bad_arguments_exit_with_2(argv):
-    with pytest.raises(SystemExit) as exit_:
-        run_modern_experiments.main(argv.split())
-    assert exit_.value.code == 2
 
 
 def test_an_out_that_cannot_be_written_is_named(tmp_path, capsys):
@@ -271,9 +241,16 @@ ONSET, SCRIPTED = "from 1 to total_steps (5000)", "--dynamics published"
 NAMES = "known are Llama-3-8B, Mistral-7B, GPT-4-MoE"
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
+REFUSED = {
+    run_modern_experiments: [
+        ("--jobs 0", "argument --jobs: '0'"),
+        ("--seed -1", "--seed is -1: it must be at least 0"),
+        ("--recipe soup", "invalid choice: 'soup'"),
+        ("--limit 0", "--limit is 0: at least 1"),
+        ("--backend dask", "--backend dask and --scheduler ADDRESS go together"),
+        ("--backend dask --scheduler tcp://127.0.0.1:1", "is not for --recipe published"),
+    ],
+    simulator: [
         (f"{SCRIPTED} --severity 3", "--severity is not for --dynamics published"),
         (f"{SCRIPTED} --fault BAD_BATCH", "known are LR_SPIKE, DATA_CORRUPTION"),
         (f"{SCRIPTED} --seed -1", "seed is -1: it must be at least 0"),
@@ -283,10 +260,15 @@ NAMES = "known are Llama-3-8B, Mistral-7B, GPT-4-MoE"
         ("--fault FIRE", "known are NONE, EXPERT_FAILURE"),
         ("--severity nan", "severity of LR_SPIKE is nan"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "argv", "message"), [(script, *row) for script in REFUSED for row in REFUSED[script]]
 )
-def test_simulator_refuses_what_cannot_be(argv, message, tmp_path, capsys):
+def test_a_script_refuses_what_cannot_be(script, argv, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_:
-        simulator.main([*argv.split(), "--out", str(tmp_path)])
+        script.main([*argv.split(), "--out", str(tmp_path)])
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -1,32 +1,37 @@
 """The tables: their forms, and the script that writes them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
-from functools import partial
+import re
+from functools import cache, partial
 from math import isnan, nan
 from pathlib import Path
 from random import Random
 
+import matplotlib
 import pytest
 import sklearn.ensemble
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 import generate_paper_tables
 from rmetric.evaluation import Estimate, read_study
 from rmetric.logs import run_lines
+from rmetric.reporting.style import COLUMN_WIDTH, LEAST_POINTS, TEXT_WIDTH
 from rmetric.simulation.published import published_specs, simulate_published
-from studies.common.renderers import escape_tex, to_csv, to_markdown, to_tex
+from studies.common.renderers import _TEX, escape_tex, to_csv, to_markdown, to_tex
 from studies.common.table import Table, show
 from studies.paper import claims, published_tables, tables
 from studies.paper.analysis import Analysis
 from studies.paper.anatomy import ROWS
 from studies.paper.published_study import CONFIG
 from studies.paper.published_tables import PublishedAnalysis
+from studies.paper.slim_tables import SLIM
 from tests.evaluation.synthetic_study import make_runs, write_study
 from tests.studies.paper.small_study import Result, run_script
 
+ROOT = Path(__file__).resolve().parents[3]
 TABLES = (
     *("table1_approaches", "table2_scenarios", "table3_detectors", "table4_faults"),
     *("table5_claims", "table6_transfer"),
@@ -117,22 +122,17 @@ def test_a_number_that_is_undefined_is_a_dash_and_never_nought(cell, shown):
     assert show(cell) == shown
 
 
-def test_csv_holds_the_bounds_in_columns_of_their_own():
+def test_each_form_holds_what_it_can_and_escapes_what_it_would_take_for_its_own():
+    # CSV has the bounds in columns of their own.
     header, *rows = csv.reader(io.StringIO(to_csv(EXAMPLE)))
     assert header == ["Group_1", "F1", "F1 low", "F1 high", "n", "Note"]
     assert rows[0] == ["a", "0.5", "0.25", "1", "3", "x | y"]
     assert rows[1] == ["a", "nan", "nan", "nan", "4", ""]
-
-
-def test_markdown_keeps_a_bar_inside_its_cell():
     lines = to_markdown(EXAMPLE).splitlines()
     assert lines[0] == "### Table 9. 50 % of λ & σ²"
     assert lines[3] == "| --- | ---: | ---: | --- |"
     assert lines[4] == r"| a | 0.50 [0.25, 1.00] | 3 | x \| y |"
     assert "- 100 % sure" in lines
-
-
-def test_tex_escapes_everything_that_tex_would_take_for_its_own():
     assert escape_tex("a_b & 5 % {x} ^~\\ #$") == (
         r"a\_b \& 5 \% \{x\} \textasciicircum{}\textasciitilde{}\textbackslash{} \#\$"
     )
@@ -206,9 +206,6 @@ def test_the_published_study_shows_the_published_number_beside_the_papers(publis
     assert by_name["Calibrated detector"][2] == 0
     assert by_name["Always alarm"][2:5] == (72, 108, 0)
     assert by_name["σ² only, re-drawn"][2:5] != by_name["σ² only, on the same runs"][2:5]
-
-
-def test_tables_4_and_5_of_the_published_study(published):
     rows = {row[0]: row for row in published_tables.faults(published).rows}
     assert rows["Overall"][1:3] == (144, 72)
     assert "NONE" not in rows
@@ -237,14 +234,11 @@ def test_the_script_writes_each_table_in_each_form_and_prints_three(whole):
     assert "only 15 runs" in whole.err
 
 
-def test_a_rerun_writes_the_same_bytes(sample):
+def test_a_sample_is_enough_what_is_missing_is_said_and_a_rerun_writes_the_same_bytes(sample):
     before = sample.bytes_of()
     command = json.loads(before["provenance.json"])["command"].split()
     assert run(Path(command[3]), sample.folder).code == 0
     assert sample.bytes_of() == before
-
-
-def test_a_sample_is_enough_and_what_is_missing_is_said(sample):
     assert sample.code == 0
     assert "logs_LAMBDA_ONLY: its rows are left out" in sample.err
     table = (sample.folder / "table3_detectors.md").read_text()
@@ -285,3 +279,72 @@ def test_an_out_folder_that_cannot_be_made_is_one_clear_error(logs, tmp_path):
     result = run(logs, blocked / "tables")
     assert result.code == 1
     assert result.err == f"error: cannot write to {blocked / 'tables'}: Not a directory\n"
+
+
+# Slim tables: 7-point type that fits one column of a two-column page, or both
+
+#: Its letters are as wide as those of Times.
+TIMES = FontProperties(fname=Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "STIXGeneral.ttf")
+POINTS_PER_INCH, POINTS_PER_CM = 72.27, 28.45
+PLAIN = {tex: character for character, tex in _TEX.items()}
+
+
+@cache
+def width(text: str, size: float) -> float:
+    """Of a line in Times, points."""
+    if not text.strip():
+        return 0.0
+    # Spaces at the ends have no outline.
+    return float(TextPath((0, 0), text, size=size, prop=TIMES).get_extents().width) + 0.5
+
+
+def plain(cell: str) -> str:
+    for tex in sorted(PLAIN, key=len, reverse=True):
+        cell = cell.replace(tex, PLAIN[tex])
+    return cell.strip("{} ")
+
+
+class Typeset:
+    """A slim table as LaTeX sets it, without LaTeX."""
+
+    def __init__(self, source: str) -> None:
+        size, _ = re.search(r"\\fontsize\{([\d.]+)\}\{([\d.]+)\}", source).groups()
+        self.size = float(size)
+        self.between = 2 * float(re.search(r"\\tabcolsep\}\{([\d.]+)pt", source)[1])
+        kinds = re.search(r"\\begin\{tabular\}\{@\{\}(.*)@\{\}\}", source)[1]
+        self.wraps = [
+            float(wrap) * POINTS_PER_CM if wrap else None
+            for _, wrap in re.findall(r"([lr]|p\{([\d.]+)cm\})", kinds.replace(
+                r">{\raggedright\arraybackslash}", ""))
+        ]  # fmt: skip
+        body = source.partition(r"\toprule")[2].partition(r"\bottomrule")[0]
+        lines = [line.removesuffix(r" \\") for line in body.splitlines() if line.endswith(r"\\")]
+        self.rows = [[plain(cell) for cell in line.split(" & ")]
+                     for line in lines if not line.startswith(r"\multicolumn")]  # fmt: skip
+
+    @property
+    def width(self) -> float:
+        """In points; of a column the longest word counts where cells are wrapped."""
+        widest = []
+        for column, wrap in zip(zip(*self.rows, strict=True), self.wraps, strict=True):
+            texts = [t for cell in column for t in (cell.split() if wrap else [cell])]
+            needed = max(width(text, self.size) for text in texts)
+            assert wrap is None or needed <= wrap
+            widest.append(wrap or needed)
+        return sum(widest) + self.between * (len(self.wraps) - 1)
+
+
+@pytest.mark.parametrize("study", ["tables", "emergent/tables", "stress/tables"])
+@pytest.mark.parametrize("name", SLIM)
+def test_a_slim_table_fits_and_its_numbers_are_those_of_the_full_one(name, study):
+    folder = ROOT / "results" / study
+    full, source = ((folder / f"{name}{end}.tex").read_text() for end in ("", "_slim"))
+    typeset = Typeset(source)
+    page = POINTS_PER_INCH * (TEXT_WIDTH if r"\begin{table*}" in source else COLUMN_WIDTH)
+    assert typeset.size >= LEAST_POINTS
+    assert not re.search("resizebox|scalebox|scriptsize|tiny", source)
+    assert len(typeset.rows) > 1
+    assert typeset.width <= page, f"{typeset.width:.0f} of {page:.0f} points"
+    for row in typeset.rows[1:]:
+        for cell in row:
+            assert escape_tex(cell) in full
