@@ -1,4 +1,4 @@
-"""Event log of a run folder, and the lock held by its supervisor."""
+"""Event log of a run folder, the text of its lines, and the lock held by its supervisor."""
 
 from __future__ import annotations
 

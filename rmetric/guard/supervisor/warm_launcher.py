@@ -1,4 +1,4 @@
-"""torchrun in a process that has imported torch before it is needed. Run by path, not imported.
+"""torchrun in a process that has imported torch before it is needed: script of the spare launcher.
 
     python warm_launcher.py [MODULE,MODULE,...]
 
@@ -10,7 +10,8 @@ or device of the launcher. Each is in a session of its own, and runs its script 
 Python does. If anything prevents this before the first rank, the process replaces itself by the
 plain command. Ranks that torchrun itself restarts are started plainly.
 
-Standard library and torch alone: the training's Python need not have this package.
+Run by path, not imported, with standard library and torch alone: the training's Python need not
+have this package.
 """
 
 from __future__ import annotations
