@@ -79,7 +79,6 @@ class JudgedGpus(VerdictStore):
         return dict(self._readings)
 
     def process(self, node: str, event: TelemetryEvent) -> None:
-        """Process the next reading or sign of a GPU."""
         if self._record is not None:
             self._record(node, event)
         judge = self._judge(node, event.gpu)

@@ -236,18 +236,17 @@ class ModelShape:
 
 
 #: What each model type is where its config does not say, as transformers has it.
-LLAMA: dict[str, Any] = {"gated": True}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "mixtral": LLAMA,
-    "qwen2": {**LLAMA, "qkv_bias": True},
-    "qwen2_moe": {**LLAMA, "qkv_bias": True},
-    "qwen3": {**LLAMA, "qk_norm": True},
-    "qwen3_moe": {**LLAMA, "qk_norm": True},
-    "deepseek_v2": LLAMA,
-    "deepseek_v3": LLAMA,
-    "gemma": {**LLAMA, "tied": True},
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen2_moe": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True},
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+    "gemma": {"tied": True},
     "gpt2": {"gated": False, "tied": True, "biases": True},
     "gpt_neox": {"gated": False, "biases": True},
 }
@@ -314,7 +313,7 @@ def _hugging_face(entry: dict[str, Any], sequence: int | None) -> ModelShape:
             f"model type {kind!r} is not known: read as of the Llama type; "
             f"known are {', '.join(FAMILIES)}"
         )
-    given = dict(FAMILIES.get(kind, LLAMA))
+    given = dict(FAMILIES.get(kind, {}))
     heads = _number(entry, "num_attention_heads", "n_head")
     hidden = _number(entry, "hidden_size", "n_embd")
     positions = _number(entry, "max_position_embeddings", "n_positions", default=0)

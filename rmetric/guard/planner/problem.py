@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
@@ -130,27 +129,16 @@ class Engine:
 #: only a multiple); torchtitan 0.3 cuts keys and values into whole heads. Megatron's bytes are
 #: those of bf16 weights with fp32 gradients, as its page on the distributed optimiser lists
 #: them; FSDP2's are fp32 shards, with bf16 copies only of what is at work.
-ENGINES = {
-    "megatron": Engine(
-        name="megatron", model_parallel=True, kv_may_divide=True, fully_sharded=False,
-        vocabulary_multiple=128, weight_bytes=2, gradient_bytes=4, optimiser_bytes=12,
-    ),
-    "torchtitan": Engine(
-        name="torchtitan", model_parallel=True, kv_may_divide=False, fully_sharded=True,
-        vocabulary_multiple=1, weight_bytes=4, gradient_bytes=4, optimiser_bytes=8,
-    ),
-    "fsdp": Engine(
-        name="fsdp", model_parallel=False, kv_may_divide=False, fully_sharded=True,
-        vocabulary_multiple=1, weight_bytes=4, gradient_bytes=4, optimiser_bytes=8,
-        uneven_batch=True,
-    ),
-}  # fmt: skip
-
-
-def engine_named(name: str) -> Engine:
-    """Engine by name. Raises ValueError for an unknown name."""
-    require("engine", name, name in ENGINES, f"of {', '.join(ENGINES)}")
-    return ENGINES[name]
+_MEGATRON = Engine(
+    name="megatron", model_parallel=True, kv_may_divide=True, fully_sharded=False,
+    vocabulary_multiple=128, weight_bytes=2, gradient_bytes=4, optimiser_bytes=12,
+)  # fmt: skip
+_TORCHTITAN = Engine(
+    name="torchtitan", model_parallel=True, kv_may_divide=False, fully_sharded=True,
+    vocabulary_multiple=1, weight_bytes=4, gradient_bytes=4, optimiser_bytes=8,
+)  # fmt: skip
+_FSDP = replace(_TORCHTITAN, name="fsdp", model_parallel=False, uneven_batch=True)
+ENGINES = {engine.name: engine for engine in (_MEGATRON, _TORCHTITAN, _FSDP)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +150,6 @@ class Problem:
     engine: Engine
     batch: BatchSpec
     options: PlanOptions
-
-    def with_options(self, **options: Any) -> Problem:
-        """This problem with other `PlanOptions`."""
-        return replace(self, options=replace(self.options, **options))
 
     @property
     def uneven_batch(self) -> bool:

@@ -291,7 +291,6 @@ class VerdictDedup:
 
 
 def words_of(verdict: GpuVerdict) -> str:
-    """One-line text of a verdict."""
     name = gpu_name((verdict.node, verdict.gpu))
     level = "at risk" if verdict.level == "risk" else verdict.level
     return f"{name} is {level}: {'; '.join(verdict.reasons) or verdict.action}"[:500]

@@ -87,10 +87,9 @@ class Journal:
 
 def read_journal(path: Path) -> list[Line]:
     """Events of a journal, without invalid lines; empty if the file is missing."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return _lines_of(path.read_bytes())[0]
-    except FileNotFoundError:
-        return []
+    return []
 
 
 def _lines_of(data: bytes) -> tuple[list[Line], int]:

@@ -182,13 +182,11 @@ def signal_name(code: int) -> str:
 
 def read_tail(path: Path, size: int = TAIL) -> str:
     """End of a log file; empty if it is missing."""
-    try:
-        with open(path, "rb", opener=no_follow) as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - size))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+    with suppress(OSError), open(path, "rb", opener=no_follow) as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - size))
+        return file.read().decode("utf-8", "replace")
+    return ""
 
 
 def _root_of(log: str, first_rank: int) -> tuple[int | None, int | None]:

@@ -43,14 +43,10 @@ PR_SET_CHILD_SUBREAPER = 36
 TORCHRUNS = ("torchrun", "ft_launcher")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 #: Options by which a user configures the rendezvous.
-_RENDEZVOUS = [
-    "standalone",
-    "master-addr",
-    "master-port",
-    "rdzv-backend",
-    "rdzv-endpoint",
-    "rdzv-id",
-]
+_RENDEZVOUS = (
+    *("standalone", "master-addr", "master-port"),
+    *("rdzv-backend", "rdzv-endpoint", "rdzv-id"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +198,6 @@ class WarmSpare:
 
     @property
     def pids(self) -> list[int]:
-        """Pid of the spare; empty without one."""
         return [] if self.process is None else [self.process.pid]
 
     def start(self, arguments: Sequence[str], launch: str, ranks: int) -> None:
@@ -256,7 +251,6 @@ class WarmSpare:
         return None
 
     def close(self) -> None:
-        """End the spare, if there is one."""
         process, self.process = self.process, None
         if process is not None:
             _kill(process)
@@ -343,11 +337,10 @@ class Ending:
 
 def adopt_orphans() -> bool:
     """Make this process the parent of orphaned descendants (Linux); True on success."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None, use_errno=True)
         return bool(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
-    except (OSError, AttributeError):
-        return False
+    return False
 
 
 def of_launches(token: str) -> list[psutil.Process]:
@@ -362,10 +355,9 @@ def of_launches(token: str) -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    try:
+    with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+    return False
 
 
 def end(
@@ -426,7 +418,6 @@ def end_everywhere(token: str, program: Program, *, grace: float, **more: Any) -
 
 
 def children() -> list[int]:
-    """Pids of the children of this process."""
     return [child.pid for child in psutil.Process().children()]
 
 

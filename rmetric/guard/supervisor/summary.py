@@ -70,7 +70,6 @@ class Summary:
 
 
 def summarise(lines: Sequence[Line]) -> Summary:
-    """Summarise the lines of a journal."""
     runs, incidents = _runs(lines), _incidents(lines)
     _set_costs(runs, incidents)
     wall, productive = _wall(lines), sum(_productive(runs))
@@ -224,7 +223,6 @@ COLUMNS = (
 
 
 def to_markdown(summary: Summary) -> str:
-    """Summary as Markdown."""
     ettr = "unknown" if summary.ettr is None else f"{summary.ettr:.1%}"
     step = "unknown" if summary.step is None else summary.step
     saved = "none known" if summary.checkpoint is None else f"step {summary.checkpoint}"

@@ -36,7 +36,6 @@ OUTPUT_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 
 
 def main() -> None:
-    """Import, wait for the launch, run it."""
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         sys.path.pop(0)  # the folder of this file
     torchrun = importlib.import_module("torch.distributed.run")
@@ -206,7 +205,6 @@ def run_as_main(arguments: list[str]) -> None:
 
 
 def exit_code(value: Any) -> int:
-    """Exit code of `sys.exit(value)`."""
     if value is None or isinstance(value, int):
         return (value or 0) & 0xFF
     print(value, file=sys.stderr, flush=True)
