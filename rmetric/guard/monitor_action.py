@@ -42,7 +42,7 @@ class AskGuard(Action):
         self.severe = self.fatal or SEVERE
 
     def __call__(self, alert: Alert, monitor: Monitor) -> None:
-        fatal, key = alert.source in self.fatal, _key(alert.source)
+        fatal, key = alert.source in self.fatal, f"alarm of {alert.source}"
         # How far its step numbers are ahead of the monitor's; -1: it processes a step after that.
         ahead = self.guard.last_step - monitor.step
         since = max(0, alert.since - 1 + (0 if ahead == -1 else ahead))
@@ -51,8 +51,4 @@ class AskGuard(Action):
     def ended(self, episode: Episode, monitor: Monitor) -> None:
         """The episode ended: later checkpoints are clean again."""
         for source in episode.sources:
-            self.guard.clear_alarm(_key(source))
-
-
-def _key(source: str) -> str:
-    return f"alarm of {source}"
+            self.guard.clear_alarm(f"alarm of {source}")

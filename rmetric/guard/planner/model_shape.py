@@ -296,7 +296,7 @@ def _own(entry: dict[str, Any], sequence: int | None) -> ModelShape:
     if not isinstance(assumed, list) or not all(isinstance(each, str) for each in assumed):
         raise ValueError(f"'assumed': found {shown(assumed)}; a list of sentences is accepted")
     given["assumed"] = tuple(assumed)
-    given["name"] = _name(entry, "name")
+    given["name"] = str(entry.get("name") or "model")
     if sequence is not None:
         given["sequence"] = sequence
     needed = ("layers", "hidden", "ffn", "vocabulary", "sequence")
@@ -345,7 +345,7 @@ def _hugging_face(entry: dict[str, Any], sequence: int | None) -> ModelShape:
         layers=_number(entry, "num_hidden_layers", "n_layer"), hidden=hidden, heads=heads,
         ffn=_number(entry, "intermediate_size", "n_inner", default=4 * hidden),
         vocabulary=_number(entry, "vocab_size"), sequence=sequence,
-        name=_name(entry, "_name_or_path"), assumed=tuple(assumed), **given,
+        name=str(entry.get("_name_or_path") or "model"), assumed=tuple(assumed), **given,
     )  # fmt: skip
 
 
@@ -406,7 +406,7 @@ def _megatron(entry: dict[str, Any], sequence: int | None) -> ModelShape:
         qk_norm=_flag(entry, "qk_layernorm", False),
         dropout=_has_dropout(entry, "hidden_dropout"),
         positions=_number(entry, "max_position_embeddings") if learned else 0,
-        name=_name(entry, "name"), **given,
+        name=str(entry.get("name") or "model"), **given,
     )  # fmt: skip
 
 
@@ -442,7 +442,3 @@ def _has_dropout(entry: dict[str, Any], key: str) -> bool:
         return value is None or float(value) > 0
     except (TypeError, ValueError):
         raise ValueError(f"{key!r}: found {shown(value)}; a number is accepted") from None
-
-
-def _name(entry: dict[str, Any], key: str) -> str:
-    return str(entry.get(key) or "model")

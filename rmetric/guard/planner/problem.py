@@ -153,13 +153,11 @@ class Problem:
 
     @property
     def uneven_batch(self) -> bool:
-        """The copies need not divide the batch."""
         asked = self.options.uneven_batch
         return self.engine.uneven_batch if asked is None else asked
 
     @cached_property
     def micro_batches(self) -> tuple[int, ...]:
-        """Sizes to try, ascending."""
         return tuple(sorted(set(self.batch.micro_batches)))
 
     @cached_property
@@ -174,7 +172,7 @@ def size_rule(problem: Problem, name: str, size: int) -> str:
         return f"{problem.engine.name} has no {name} parallelism: {SIZES[name]} is {size}"
     allowed: tuple[int, ...] | None = getattr(problem.options, name)
     if allowed is not None and size not in allowed:
-        return f"{SIZES[name]}{size} is not among the allowed {_list(allowed)}"
+        return f"{SIZES[name]}{size} is not among the allowed {', '.join(map(str, allowed))}"
     return ""
 
 
@@ -275,9 +273,5 @@ def node_rule(problem: Problem, layout: Layout) -> str:
         return ""
     return (
         f"{layout.num_gpus} GPUs in groups of {block} within a node, but the nodes have "
-        f"{_list(sizes)}"
+        f"{', '.join(map(str, sizes))}"
     )
-
-
-def _list(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers))

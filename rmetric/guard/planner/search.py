@@ -33,7 +33,6 @@ class Option:
 
     @cached_property
     def placement(self) -> Placement:
-        """Which rank sits where, and what is idle."""
         return place(self.problem.cluster, self.layout)
 
     def gain(self, before: Option) -> float:
@@ -521,7 +520,6 @@ def _broken_sizes(problem: Problem, layout: Layout) -> list[str]:
 
 
 def _would_help(problem: Problem) -> tuple[str, ...]:
-    """Each option with which something would fit, in words."""
     found = []
     for flag, freed in _freed(problem).items():
         options = (option for split in _splits(freed) for option in _of_split(freed, split))

@@ -164,11 +164,9 @@ class Attempt:
 
     @property
     def saves(self) -> bool:
-        """A rank reports that it saves."""
         return any(beat.phase == "saving" for beat in self.tracker.beats.values())
 
     def failure_fields(self, failure: LaunchFailure) -> dict[str, Any]:
-        """Journal fields of a failure beside its words."""
         return {
             "kind": failure.kind, "code": failure.code, "rank": failure.rank,
             "node": failure.node, "gpu": failure.gpu,

@@ -282,7 +282,6 @@ class Core:
 
     @_event
     def signal_received(self, time: float, signal: int) -> Iterable[Action]:
-        """The supervisor received a termination signal."""
         self._signal = signal
         deadline = time + self.settings.stop_seconds
         if self.phase == "running":

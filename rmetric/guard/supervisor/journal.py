@@ -157,10 +157,6 @@ def gpu_name(gpu: Sequence[Any]) -> str:
     return f"node {node} GPU {index}" if node else f"GPU {index}"
 
 
-def gpu_names(gpus: Iterable[Sequence[Any]]) -> str:
-    return ", ".join(map(gpu_name, gpus))
-
-
 def launch_log(launch: int) -> str:
     """Path of a launch's output, relative to the run folder."""
     return f"logs/launch-{launch}.log"
@@ -274,7 +270,7 @@ def console_line(line: dict[str, Any], unit: str = "GPU") -> str:
 def _pool_name(pool: Any, unit: str) -> str:
     """GPUs by node, `GPUs 0-2,4` or `node a GPUs 0-7, node b GPUs 0-7`; a list one by one."""
     if isinstance(pool, list):
-        return gpu_names(pool)
+        return ", ".join(map(gpu_name, pool))
     if unit != "GPU":
         number = counted(sum(map(len, (pool or {}).values())), unit)
         return f"{number} on {', '.join(pool)}" if any(pool or ()) else number

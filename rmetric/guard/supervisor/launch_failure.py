@@ -174,10 +174,9 @@ def names_device(words: str) -> bool:
 def signal_name(code: int) -> str:
     """Name of the signal of an exit code: `SIGKILL` for -9 and for 137."""
     number = -code if code < 0 else code - 128
-    try:
+    with suppress(ValueError):
         return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"signal {number}"
 
 
 def read_tail(path: Path, size: int = TAIL) -> str:

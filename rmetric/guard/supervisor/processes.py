@@ -72,7 +72,6 @@ class Program:
         return launcher_end(self.arguments) > 0
 
     def commands(self, allocation: Allocation, port: int) -> dict[str, list[str]]:
-        """Argument list of each node."""
         filled = fill(self.arguments, allocation.layout)
         if not self.is_torchrun:
             if len(allocation.gpus) > 1:
@@ -261,10 +260,9 @@ class WarmSpare:
             return ""
         _kill(self.process)
         code, self.process = self.process.returncode, None
-        try:
+        lines = []
+        with contextlib.suppress(OSError):
             lines = self.log.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
         return f"the spare launcher ended with {code}: {lines[-1][:300] if lines else 'no output'}"
 
 
@@ -276,13 +274,10 @@ def interpreter_of(arguments: Sequence[str]) -> list[str]:
     if end > 1:
         start = end - 2 if arguments[end - 2] == "-m" else end - 1
         return list(arguments[:start]) if "python" in Path(arguments[0]).name else []
-    path = shutil.which(arguments[0])
-    try:
-        with open(path or "", "rb") as file:
-            first = file.readline(4096).decode("utf-8", "replace").strip()
-    except OSError:
-        return []
-    words = first[2:].split() if first.startswith("#!") else []
+    words = []
+    with contextlib.suppress(OSError), open(shutil.which(arguments[0]) or "", "rb") as file:
+        first = file.readline(4096).decode("utf-8", "replace").strip()
+        words = first[2:].split() if first.startswith("#!") else []
     if words and Path(words[0]).name == "env":
         words = words[1:]
     return words if words and "python" in Path(words[0]).name else []

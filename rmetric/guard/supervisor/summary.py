@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmetric._util.printed import counted
-from rmetric.guard.supervisor.journal import Line, gpu_name, gpu_names, launch_log
+from rmetric.guard.supervisor.journal import Line, gpu_name, launch_log
 
 
 class LaunchRecord(NamedTuple):
@@ -165,7 +165,7 @@ def _incidents(lines: Iterable[Line]) -> list[Incident]:
         elif event == "answered":
             done = f"checkpoint of step {line.get('step')}"
         elif event == "dropped":
-            done = f"dropped {gpu_names(line['gpus'])}"
+            done = f"dropped {', '.join(map(gpu_name, line['gpus']))}"
         elif event in ("launch", "over"):
             done = line.get("outcome", "restarted")
         if done:
