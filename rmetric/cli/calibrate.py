@@ -38,29 +38,19 @@ exit codes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths", nargs="+", type=path_in, metavar="PATH",
-        help="logs of healthy runs: files, folders, globs, or archives of the fault laboratory. "
-        "Include runs with changes that are benign for you, or such changes will alarm",
-    )  # fmt: skip
-    parser.add_argument(
-        "--budget", type=share, default=0.02, metavar="SHARE",
-        help="share of these runs that may alarm, from 0 to below 1 (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=path_out, default=Path("thresholds.json"), metavar="FILE",
-        help="(default: %(default)s)",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("paths", nargs="+", type=path_in, metavar="PATH", help="logs of healthy runs: files, "
+        "folders, globs, or archives of the fault laboratory. Include runs with changes that are "
+        "benign for you, or such changes will alarm")  # fmt: skip
+    add("--budget", type=share, default=0.02, metavar="SHARE", help="share of these runs that may "
+        "alarm, from 0 to below 1 (default: %(default)s)")  # fmt: skip
+    add("--out", type=path_out, default=Path("thresholds.json"), metavar="FILE",
+        help="(default: %(default)s)")  # fmt: skip
     add_mapping(parser)
-    parser.add_argument(
-        "--keep", action="append", default=[], metavar="RUN",
-        help="use this run although it looks like a failure; may be given more than once",
-    )  # fmt: skip
-    parser.add_argument(
-        "--force", action="store_true",
-        help="write the thresholds although they lose more than a tenth of the shipped failing "
-        "runs",
-    )  # fmt: skip
+    add("--keep", action="append", default=[], metavar="RUN", help="use this run although it "
+        "looks like a failure; may be given more than once")  # fmt: skip
+    add("--force", action="store_true", help="write the thresholds although they lose more than a "
+        "tenth of the shipped failing runs")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:

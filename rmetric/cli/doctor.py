@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -71,10 +72,9 @@ def examine() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    try:
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return None
+    return None
 
 
 def _presence(modules: list[str]) -> str:
@@ -127,10 +127,9 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _driver() -> str:
-    try:
+    with suppress(OSError, IndexError):
         return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
-    except (OSError, IndexError):
-        return "no NVIDIA driver in /proc"
+    return "no NVIDIA driver in /proc"
 
 
 def _readable(path: str) -> str:

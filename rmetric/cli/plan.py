@@ -40,63 +40,48 @@ exit codes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", required=True, type=path_in, metavar="FILE", help="JSON of the model's shape"
-    )
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--nodes", type=node_sizes, metavar="N,N,...",
-        help="GPUs of each node, counted from 0: 8,8,8 or with names a:8,b:8",
-    )  # fmt: skip
-    parser.add_argument(
-        "--without", type=dropped, action="append", default=[], metavar="NODE[:N,N,...]",
-        help="node, or some of its GPUs, that cannot be used; repeatable",
-    )  # fmt: skip
-    where.add_argument("--gpus", type=whole(0), metavar="N", help="GPUs of a single node")
-    parser.add_argument("--batch", type=whole(0), required=True, help="samples per step")
-    parser.add_argument("--engine", choices=tuple(ENGINES), default="megatron",
-                        help="(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--sequence", type=whole(1), help="tokens per sample (default: model)")
-    parser.add_argument(
-        "--current", type=current, metavar="NAME=N,...",
+    add = parser.add_argument
+    where = parser.add_mutually_exclusive_group(required=True).add_argument
+    gpu = parser.add_argument_group("the GPU").add_argument
+    add("--model", required=True, type=path_in, metavar="FILE", help="JSON of the model's shape")
+    where("--nodes", type=node_sizes, metavar="N,N,...",
+          help="GPUs of each node, counted from 0: 8,8,8 or with names a:8,b:8")  # fmt: skip
+    add("--without", type=dropped, action="append", default=[], metavar="NODE[:N,N,...]",
+        help="node, or some of its GPUs, that cannot be used; repeatable")  # fmt: skip
+    where("--gpus", type=whole(0), metavar="N", help="GPUs of a single node")
+    add("--batch", type=whole(0), required=True, help="samples per step")
+    add("--engine", choices=tuple(ENGINES), default="megatron", help="(default: %(default)s)")
+    add("--sequence", type=whole(1), help="tokens per sample (default: model)")
+    add("--current", type=current, metavar="NAME=N,...",
         help="the layout until now: of layouts almost as fast the one with the smallest change "
-        f"is taken; NAME is one of {', '.join(CURRENT)}, 1 where it is left out",
-    )  # fmt: skip
-    parser.add_argument(
-        "--allow-batch-change", type=share, nargs="?", const=LARGEST_CHANGE, default=0.0,
-        metavar="SHARE", help="the batch may change by this share (default, if given: %(const)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--uneven-batch", action=argparse.BooleanOptionalAction,
+        f"is taken; NAME is one of {', '.join(CURRENT)}, 1 where it is left out")  # fmt: skip
+    add("--allow-batch-change", type=share, nargs="?", const=LARGEST_CHANGE, default=0.0,
+        metavar="SHARE",
+        help="the batch may change by this share (default, if given: %(const)s)")  # fmt: skip
+    add("--uneven-batch", action=argparse.BooleanOptionalAction,
         help="the training splits a batch that the copies do not divide, by "
-        "rmetric.guard.batch_share (default: only with the engine fsdp)",
-    )  # fmt: skip
-    parser.add_argument("--micro-batches", type=sizes, default=(1, 2, 4, 8), metavar="N,N,...",
-                        help="sizes to try (default: 1,2,4,8)")  # fmt: skip
+        "rmetric.guard.batch_share (default: only with the engine fsdp)")  # fmt: skip
+    add("--micro-batches", type=sizes, default=(1, 2, 4, 8), metavar="N,N,...",
+        help="sizes to try (default: 1,2,4,8)")  # fmt: skip
     for name, words in SIZES.items():
-        parser.add_argument(f"--{name}", type=sizes, metavar="N,N,...", help=f"{words} to allow")
-    parser.add_argument("--uneven-stages", action="store_true",
-                        help="stages may differ by one layer")  # fmt: skip
-    parser.add_argument("--recompute", choices=tuple(RECOMPUTE), default="auto",
-                        help="recompute activations (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--no-distributed-optimizer", action="store_true",
-                        help="Megatron without ZeRO-1")  # fmt: skip
-    parser.add_argument("--no-flash-attention", action="store_true",
-                        help="attention scores are stored")  # fmt: skip
-    parser.add_argument("--alternatives", type=whole(0), default=4, metavar="N",
-                        help="number of alternatives to show (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    gpu = parser.add_argument_group("the GPU")
-    gpu.add_argument(
-        "--gpu", choices=tuple(GPUS), default=DEFAULT_GPU,
-        help="(default: %(default)s, as for rmetric supervise: what most large trainings run on)",
-    )  # fmt: skip
-    gpu.add_argument("--gpu-memory", type=number, metavar="GIB", help="if it differs")
-    gpu.add_argument("--reserve", type=number, default=4.0, metavar="GIB",
-                     help="for CUDA, NCCL and fragmentation (default: %(default)g)")  # fmt: skip
-    gpu.add_argument("--peak", type=number, metavar="TFLOPS", help="dense bfloat16, if it differs")
-    gpu.add_argument("--intra", type=number, metavar="GB/S", help="one way, within a node")
-    gpu.add_argument("--inter", type=number, metavar="GB/S", help="one way, between nodes")
+        add(f"--{name}", type=sizes, metavar="N,N,...", help=f"{words} to allow")
+    add("--uneven-stages", action="store_true", help="stages may differ by one layer")
+    add("--recompute", choices=tuple(RECOMPUTE), default="auto",
+        help="recompute activations (default: %(default)s)")  # fmt: skip
+    add("--no-distributed-optimizer", action="store_true", help="Megatron without ZeRO-1")
+    add("--no-flash-attention", action="store_true", help="attention scores are stored")
+    add("--alternatives", type=whole(0), default=4, metavar="N",
+        help="number of alternatives to show (default: %(default)s)")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")
+    gpu("--gpu", choices=tuple(GPUS), default=DEFAULT_GPU,
+        help="(default: %(default)s, as for rmetric supervise: what most large trainings run "
+        "on)")  # fmt: skip
+    gpu("--gpu-memory", type=number, metavar="GIB", help="if it differs")
+    gpu("--reserve", type=number, default=4.0, metavar="GIB",
+        help="for CUDA, NCCL and fragmentation (default: %(default)g)")  # fmt: skip
+    gpu("--peak", type=number, metavar="TFLOPS", help="dense bfloat16, if it differs")
+    gpu("--intra", type=number, metavar="GB/S", help="one way, within a node")
+    gpu("--inter", type=number, metavar="GB/S", help="one way, between nodes")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -20,23 +20,16 @@ not answered in time, withdrawn or cannot be left, 2 the command line is wrong""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=path_in, metavar="FOLDER", help="the run folder")
-    parser.add_argument(
-        "--reason", default="asked for by rmetric save", metavar="WORDS",
-        help="reason, for the log",
-    )  # fmt: skip
-    parser.add_argument(
-        "--now", action="store_true",
-        help="save at the next step, even shortly after the last checkpoint",
-    )  # fmt: skip
-    parser.add_argument(
-        "--stop", action="store_true",
-        help="save at the next step, and stop the training once the checkpoint is durable",
-    )  # fmt: skip
-    parser.add_argument(
-        "--wait", type=wait_seconds, metavar="SECONDS",
-        help="wait up to SECONDS for a durable checkpoint; inf: without end (default: do not wait)",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("folder", type=path_in, metavar="FOLDER", help="the run folder")
+    add("--reason", default="asked for by rmetric save", metavar="WORDS",
+        help="reason, for the log")  # fmt: skip
+    add("--now", action="store_true",
+        help="save at the next step, even shortly after the last checkpoint")  # fmt: skip
+    add("--stop", action="store_true", help="save at the next step, and stop the training once "
+        "the checkpoint is durable")  # fmt: skip
+    add("--wait", type=wait_seconds, metavar="SECONDS", help="wait up to SECONDS for a durable "
+        "checkpoint; inf: without end (default: do not wait)")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:

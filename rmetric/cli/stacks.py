@@ -29,10 +29,9 @@ read or written; 2 the command line is wrong"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=path_in, metavar="FOLDER", help="run folder")
-    parser.add_argument(
-        "--into", type=Path, metavar="FOLDER", help="only collect, into this folder"
-    )
+    add = parser.add_argument
+    add("folder", type=path_in, metavar="FOLDER", help="run folder")
+    add("--into", type=Path, metavar="FOLDER", help="only collect, into this folder")
 
 
 def run(options: argparse.Namespace) -> int:

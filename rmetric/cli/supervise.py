@@ -253,47 +253,39 @@ def _asked(options: argparse.Namespace) -> int:
 
 
 def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]], unit: str) -> Any:
-    first = _first_layout(
-        options.layout, sum(map(len, pool.values())), options.batch, options.uneven_batch
-    )
+    first = _first_layout(options, sum(map(len, pool.values())))
+    change, uneven = options.allow_batch_change, options.uneven_batch
     if options.model is not None:
+        if options.batch is None:
+            raise ValueError("--model needs --batch")
         # A layout that does not come to the batch is planned anew: the batch is never changed
         # unasked.
         fits = options.layout and first.global_batch == options.batch
-        return _by_model(options, first if fits else None)
+        return by_model(
+            ModelShape.from_json(options.model),
+            Cluster.of([1], options.gpu, memory_gib=options.gpu_memory).gpu,
+            BatchSpec(samples=options.batch, largest_change=change), engine=options.engine,
+            first=first if fits else None, uneven_batch=uneven,
+            fixed_sizes=_fixed_sizes(options.command, options.layout),
+        )  # fmt: skip
     if allot(first, pool) is None:
         given = ",".join(f"{name}={n}" for name, n in options.layout.items())
         raise ValueError(
             f"--layout {given} needs {first.num_gpus} GPUs, "
             f"evenly on nodes; there are {', '.join(str(len(gpus)) for gpus in pool.values())}"
         )
-    return shrink_data(
-        first, options.batch, unit,
-        uneven_batch=options.uneven_batch, largest_change=options.allow_batch_change,
-    )  # fmt: skip
+    return shrink_data(first, options.batch, unit, uneven_batch=uneven, largest_change=change)
 
 
-def _first_layout(given: dict[str, int], gpus: int, batch: int | None, uneven: bool) -> Layout:
+def _first_layout(options: argparse.Namespace, gpus: int) -> Layout:
+    given, batch = options.layout, options.batch
     one_copy = Layout(**{**given, "data": 1}).num_gpus
     whole = {"data": max(1, gpus // one_copy), **given}
     if batch is not None and "accumulation" not in given:
-        if uneven and batch >= whole["data"]:
+        if options.uneven_batch and batch >= whole["data"]:
             return Layout.split(batch, **whole)
         whole["accumulation"] = max(1, batch // (whole["data"] * given.get("micro_batch", 1)))
     return Layout(**whole)
-
-
-def _by_model(options: argparse.Namespace, first: Layout | None) -> Any:
-    if options.batch is None:
-        raise ValueError("--model needs --batch")
-    gpu = Cluster.of([1], options.gpu, memory_gib=options.gpu_memory).gpu
-    model = ModelShape.from_json(options.model)
-    batch = BatchSpec(samples=options.batch, largest_change=options.allow_batch_change)
-    return by_model(
-        model, gpu, batch, engine=options.engine, first=first,
-        fixed_sizes=_fixed_sizes(options.command, options.layout),
-        uneven_batch=options.uneven_batch,
-    )  # fmt: skip
 
 
 def _fixed_sizes(command: Sequence[str], layout: Mapping[str, int]) -> dict[str, int]:

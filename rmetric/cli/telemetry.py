@@ -122,7 +122,6 @@ class _Telemetry:
             self.source = ReplayedReadings(options.play, self.config, record=self._record)
 
     def run(self) -> int:
-        """Watch until the end; returns the exit code."""
         server = None
         try:
             if isinstance(self.source, GpuWatch) and not self.source.hardware.ready(30.0):

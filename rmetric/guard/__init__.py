@@ -1,8 +1,8 @@
 """Guard: emergency checkpoints, restarts and layouts for the remaining GPUs.
 
-Each module is imported when it is asked for. `policy`, `interval`, `layout`, `planner` and
-`run_folder` are pure or use files, and need no torch. `checkpoints` and `guard` run inside the
-training, `supervisor` runs in a process of its own.
+Each module is imported when it is asked for. `policy`, `layout`, `planner` and `run_folder` are
+pure or use files, and need no torch. `checkpoints` and `guard` run inside the training,
+`supervisor` runs in a process of its own.
 """
 
 from typing import TYPE_CHECKING

@@ -117,7 +117,6 @@ def read_manifest(path: Path) -> CheckpointManifest:
 
 
 def _mark(path: Path, suspect: SuspectMark) -> None:
-    """Mark a clean checkpoint as suspect in its manifest."""
     read_manifest(path)  # a changed manifest must not be sealed again
     entry = json.loads((path / MANIFEST_NAME).read_text())
     del entry["sha256"]

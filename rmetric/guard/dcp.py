@@ -393,8 +393,7 @@ def error_text(error: BaseException) -> str:
 
 def free_space(folder: Path) -> str:
     """Free disk space as a suffix of a message; empty if unknown."""
-    try:
+    with contextlib.suppress(OSError):
         free = shutil.disk_usage(folder).free
-    except OSError:
-        return ""
-    return f" ({free / 1e9:.1f} GB are free in {os.fspath(folder)})"
+        return f" ({free / 1e9:.1f} GB are free in {os.fspath(folder)})"
+    return ""

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ HEARTBEAT_SECONDS = 1.0
 _NO_ALARM = -(2**62)
 
 
-class Guard:
+class Guard(AbstractContextManager["Guard"]):
     """Saves checkpoints at the interval and on request: GPU risk, rule, alarm, signal or user.
 
     All ranks call `step` after each step. The requests of each rank become a vote. One
@@ -263,9 +264,6 @@ class Guard:
         self._requests.listener.close()
         if finished:
             self._beat("finished")
-
-    def __enter__(self) -> Guard:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:

@@ -61,10 +61,9 @@ class Layout:
             require(field.name, value, whole, "an int of at least 1")
         shared = self.data % self.replicas == 0
         require("replicas", self.replicas, shared, f"a divisor of data, {self.data}")
-        if self.samples is not None:
-            self._check_samples(self.samples)
-
-    def _check_samples(self, samples: int) -> None:
+        samples = self.samples
+        if samples is None:
+            return
         if samples < self.data:
             raise ValueError(f"samples is {samples}: at least one for each of {self.data} copies")
         needed = -(-self.fullest_copy // self.micro_batch)

@@ -42,20 +42,13 @@ class AskGuard(Action):
         self.severe = self.fatal or SEVERE
 
     def __call__(self, alert: Alert, monitor: Monitor) -> None:
-        fatal, key = alert.source in self.fatal, _key(alert.source)
-        since = max(0, alert.since - 1 + self._offset(monitor))
+        fatal, key = alert.source in self.fatal, f"alarm of {alert.source}"
+        # How far its step numbers are ahead of the monitor's; -1: it processes a step after that.
+        ahead = self.guard.last_step - monitor.step
+        since = max(0, alert.since - 1 + (0 if ahead == -1 else ahead))
         self.guard.request("alarm", str(alert), fatal=fatal, key=key, since=since, lasts=True)
 
     def ended(self, episode: Episode, monitor: Monitor) -> None:
         """The episode ended: later checkpoints are clean again."""
         for source in episode.sources:
-            self.guard.clear_alarm(_key(source))
-
-    def _offset(self, monitor: Monitor) -> int:
-        """Number of a step in the guard minus that in the monitor."""
-        ahead = self.guard.last_step - monitor.step
-        return 0 if ahead == -1 else ahead  # the guard processes a step after the monitor
-
-
-def _key(source: str) -> str:
-    return f"alarm of {source}"
+            self.guard.clear_alarm(f"alarm of {source}")

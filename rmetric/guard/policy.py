@@ -65,7 +65,6 @@ class Request:
 
     @property
     def vote(self) -> Vote:
-        """Vote for this request alone."""
         return Vote.FINAL if self.final else Vote.FATAL if self.fatal else Vote.EMERGENCY
 
 

@@ -44,12 +44,10 @@ class Ranks:
 
     def __init__(self) -> None:
         self.single_process = not (dist.is_available() and dist.is_initialized())
-        group: dist.ProcessGroup | None = None
-        if not self.single_process:
-            group = dist.new_group(backend="gloo", timeout=TIMEOUT)
-        self.group = group
-        self.rank = 0 if self.single_process else dist.get_rank(group)
-        self.size = 1 if self.single_process else dist.get_world_size(group)
+        alone = self.single_process
+        self.group = None if alone else dist.new_group(backend="gloo", timeout=TIMEOUT)
+        self.rank = 0 if alone else dist.get_rank(self.group)
+        self.size = 1 if alone else dist.get_world_size(self.group)
         self._work: Any = None
 
     def gather(self, value: T) -> list[T]:

@@ -240,7 +240,6 @@ class RunFolder:
             _replace(self.answered_file, {"number": last.number, "step": None})
 
     def set_layout(self, layout: Layout) -> None:
-        """Write the layout of the current launch."""
         _replace(self.layout_file, layout.as_json())
 
     def layout(self) -> Layout | None:

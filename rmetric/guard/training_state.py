@@ -47,7 +47,6 @@ class ModelState:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """State of all parts."""
         state: dict[str, Any] = {"model": {}, "optimizer": {}}
         for model in self.models:
             state["model"].update(get_model_state_dict(model))
@@ -56,7 +55,6 @@ class ModelState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of all parts."""
         for model in self.models:
             names = get_model_state_dict(model)
             set_model_state_dict(model, {name: state["model"][name] for name in names})

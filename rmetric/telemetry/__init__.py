@@ -1,9 +1,7 @@
 """GPU telemetry: readings with units, hardware events, risk scores and verdicts.
 
-`nvml` reads GPUs (through `nvml_library`). `risk` scores the readings; `judge` has the rules that
-override the score, and combines both into a verdict on one GPU.
-`sources` has the sources of verdicts, `export` writes verdicts and readings. Each module is
-imported when it is asked for; all but `nvml` and `nvml_library` are pure or use files.
+Each module is imported when it is asked for; all but `nvml` and `nvml_library` are pure or use
+files.
 """
 
 from typing import TYPE_CHECKING

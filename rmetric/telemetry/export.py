@@ -41,11 +41,9 @@ class JsonlFile:
                 self._write(b"\n")
 
     def write_event(self, node: str, event: TelemetryEvent) -> None:
-        """Append a reading or a sign."""
         self._write(event_line(event, node))
 
     def verdict(self, verdict: GpuVerdict) -> None:
-        """Append a verdict."""
         self._write(verdict_line(verdict))
 
     def close(self) -> None:

@@ -25,10 +25,6 @@ class GpuRule:
     action: str
     words: str
 
-    @property
-    def gravity(self) -> tuple[int, int]:
-        return LEVELS.index(self.level), ACTIONS.index(self.action)
-
 
 #: By kind; those of Xids follow from `xid.catalogue`.
 RULES = {
@@ -193,7 +189,8 @@ class Judge:
                 self._last_seen.pop(kind, None)
         kinds = self._states | set(self._last_seen) | ({SILENT} if self._silence else set())
         rules = [rule for kind in sorted(kinds) if (rule := rule_of(kind)) is not None]
-        return sorted(rules, key=lambda rule: rule.gravity, reverse=True)
+        rules.sort(key=lambda r: (LEVELS.index(r.level), ACTIONS.index(r.action)), reverse=True)
+        return rules
 
     def _numbers(self, kind: str) -> str:
         """Measured value of a sign that has one; else empty."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from time import monotonic
 
 from rmetric._util.errors import require
@@ -60,9 +61,9 @@ class NvmlEvents(AbstractContextManager["NvmlEvents"]):
         if not listed or not all(isinstance(device, int | str) for device in devices or ()):
             raise ValueError(f"devices are {devices!r}: a list of GPU indices or UUIDs is needed")
         self.start = monotonic()
-        self._devices, self._interval, self._quiet = devices, interval, quiet
+        self._devices, self._interval = devices, interval
         self._gpus: list[int] = []
-        self._changes: dict[int, Changes] = {}
+        self._changes = defaultdict[int, Changes](partial(Changes, quiet))
         self._events: deque[tuple[float, str, int]] = deque(maxlen=EVENTS_KEPT)
         self._recorded: deque[Reading | GpuSign] = deque(maxlen=EVENTS_KEPT if keep else 0)
         self._driver_away = False
@@ -160,7 +161,7 @@ class NvmlEvents(AbstractContextManager["NvmlEvents"]):
         library.count()
         for gpu in self._gpus:
             now = self._asked_at = monotonic()
-            changes = self._changes_of(gpu)
+            changes = self._changes[gpu]
             try:
                 reading = library.read(gpu, now)
             except GpuGone as gone:
@@ -195,10 +196,7 @@ class NvmlEvents(AbstractContextManager["NvmlEvents"]):
             return False
         gpu, kind = found[0], xid_kind(found[1])
         now = monotonic() if time is None else time
-        if self._changes_of(gpu).begins(kind, now):
+        if self._changes[gpu].begins(kind, now):
             self._events.append((now, kind, gpu))
         self._recorded.append(GpuSign(gpu=gpu, time=now, kind=kind))
         return True
-
-    def _changes_of(self, gpu: int) -> Changes:
-        return self._changes.setdefault(gpu, Changes(self._quiet))

@@ -179,24 +179,17 @@ class RiskScore:
         )
         self._errors.add(reading.time, sum(rises))
         counts = any(getattr(reading, counter) is not None for counter in ERRORS)
-        measured = {
-            "temperature": temperature,
-            "memory": reading.memory_occupancy,
-            "errors": sum(self._errors.values) if counts else None,
-            "power": self._fluctuation(),
-            "utilisation_drop": self._drop(),
-            "temperature_rise": self._rise(),
-        }
         low = self.limit(reading) - config.temperature_span
-        scales = {
-            "temperature": (low, config.temperature_span),
-            "memory": (config.memory_low, 1 - config.memory_low),
-            "errors": (0.0, 1.0),
-            "power": (0.0, config.power_full),
-            "utilisation_drop": (0.0, 1.0),
-            "temperature_rise": (0.0, config.temperature_rise_full),
+        scaled = {  # what is measured, where its factor is 0, and how far above that it is 1
+            "temperature": (temperature, low, config.temperature_span),
+            "memory": (reading.memory_occupancy, config.memory_low, 1 - config.memory_low),
+            "errors": (sum(self._errors.values) if counts else None, 0.0, 1.0),
+            "power": (self._fluctuation(), 0.0, config.power_full),
+            "utilisation_drop": (self._drop(), 0.0, 1.0),
+            "temperature_rise": (self._rise(), 0.0, config.temperature_rise_full),
         }
-        factors = {name: _scaled(value, *scales[name]) for name, value in measured.items()}
+        measured = {name: value for name, (value, *_) in scaled.items()}
+        factors = {name: _scaled(*each) for name, each in scaled.items()}
         known = {name: value for name, value in factors.items() if value is not None}
         total = sum(self._weights[name] * value for name, value in known.items())
         most = sum(self._weights[name] for name in known)

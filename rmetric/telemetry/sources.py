@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from time import monotonic, time
 from typing import Protocol
@@ -72,14 +73,13 @@ class JudgedGpus(VerdictStore):
         self.config = config or RiskConfig()
         self._readings: dict[str, Reading] = {}
         self._record = record
-        self._judges: dict[tuple[str, int], Judge] = {}
+        self._judge = cache(lambda node, gpu: Judge(gpu, node, self.config))
 
     def readings(self) -> dict[str, Reading]:
         """Last reading of each responding GPU, by the `key` of its verdicts."""
         return dict(self._readings)
 
     def process(self, node: str, event: TelemetryEvent) -> None:
-        """Process the next reading or sign of a GPU."""
         if self._record is not None:
             self._record(node, event)
         judge = self._judge(node, event.gpu)
@@ -100,11 +100,6 @@ class JudgedGpus(VerdictStore):
         verdict = self._judge(node, gpu).silent(time, why)
         self._readings.pop(verdict.key, None)
         self.add(verdict)
-
-    def _judge(self, node: str, gpu: int) -> Judge:
-        if (node, gpu) not in self._judges:
-            self._judges[node, gpu] = Judge(gpu, node, self.config)
-        return self._judges[node, gpu]
 
 
 class AllSources:

@@ -1,9 +1,7 @@
 """Planner of the best parallel layout for the remaining GPUs; start with `plan`.
 
-Pure, without torch. `search` ranks the layouts that work, or names the binding constraint;
-`costs` estimates the memory and the time of a layout; `report` prints the answer. `model_shape`,
-`cluster` and `problem`, which has the constraints, are the input. docs/planner.md has the
-equations.
+Pure, without torch. `model_shape`, `cluster` and `problem`, which has the constraints, are the
+input. docs/planner.md has the equations.
 """
 
 from rmetric.guard.planner.problem import BatchSpec, PlanOptions

@@ -163,49 +163,39 @@ def memory(
 ) -> MemoryEstimate:
     """Peak memory of the fullest GPU during a step, bytes; the settings as in `PlanOptions`."""
     kept = activation_bytes(model, flash_attention=flash_attention)
-    stages = (
-        _stage(model, layout, engine, stage, recompute, shard_optimiser, kept)
-        for stage in distinct_stages(model, layout.pipeline)
-    )
-    return max(stages, key=lambda each: (each.total, -each.stage))
-
-
-def _stage(
-    model: ModelShape,
-    layout: Layout,
-    engine: Engine,
-    stage: int,
-    recompute: bool,
-    shard_optimiser: bool,
-    kept: tuple[float, float],
-) -> MemoryEstimate:
-    shared, experts, largest = stage_parameters(model, layout, engine, stage)
     shards = layout.data * layout.context / layout.replicas
-    whole = shared + experts
-    sharded = shared / shards + experts * layout.expert / shards
-    dense, expert = layers_of_stage(model, layout.pipeline, stage)
     tokens = layout.micro_batch * model.sequence / layout.context
-    in_flight = min(layout.pipeline - stage, layout.accumulation)
-    activations = dense * kept[0] + expert * kept[1]
-    at_once = 0.0
-    if recompute:
-        activations = 2.0 * model.hidden * (dense + expert)
-        at_once = max(kept[0] * (dense > 0), kept[1] * (expert > 0)) - 2 * model.hidden
-    ends = (stage == 0) * model.dropout * model.hidden
-    is_last = stage == layout.pipeline - 1
-    at_once += is_last * 4 * model.hidden
-    a_layer_is_split = tokens / layout.tensor
     vocabulary = engine.padded(model.vocabulary, layout.tensor)
-    return MemoryEstimate(
-        stage=stage,
-        weights=engine.weight_bytes * (sharded if engine.fully_sharded else whole),
-        gradients=engine.gradient_bytes * (sharded if engine.fully_sharded else whole),
-        optimiser=engine.optimiser_bytes
-        * (sharded if engine.fully_sharded or shard_optimiser else whole),
-        gathered=GATHERED_BYTES * largest if engine.fully_sharded else 0.0,
-        activations=a_layer_is_split * ((activations + ends) * in_flight + at_once),
-        logits=is_last * LOGIT_BYTES * tokens * vocabulary / layout.tensor,
-    )
+    fully_sharded = engine.fully_sharded
+
+    def of_stage(stage: int) -> MemoryEstimate:
+        shared, experts, largest = stage_parameters(model, layout, engine, stage)
+        whole = shared + experts
+        sharded = shared / shards + experts * layout.expert / shards
+        dense, expert = layers_of_stage(model, layout.pipeline, stage)
+        in_flight = min(layout.pipeline - stage, layout.accumulation)
+        activations = dense * kept[0] + expert * kept[1]
+        at_once = 0.0
+        if recompute:
+            activations = 2.0 * model.hidden * (dense + expert)
+            at_once = max(kept[0] * (dense > 0), kept[1] * (expert > 0)) - 2 * model.hidden
+        ends = (stage == 0) * model.dropout * model.hidden
+        is_last = stage == layout.pipeline - 1
+        at_once += is_last * 4 * model.hidden
+        a_layer_is_split = tokens / layout.tensor
+        return MemoryEstimate(
+            stage=stage,
+            weights=engine.weight_bytes * (sharded if fully_sharded else whole),
+            gradients=engine.gradient_bytes * (sharded if fully_sharded else whole),
+            optimiser=engine.optimiser_bytes
+            * (sharded if fully_sharded or shard_optimiser else whole),
+            gathered=GATHERED_BYTES * largest if fully_sharded else 0.0,
+            activations=a_layer_is_split * ((activations + ends) * in_flight + at_once),
+            logits=is_last * LOGIT_BYTES * tokens * vocabulary / layout.tensor,
+        )
+
+    stages = map(of_stage, distinct_stages(model, layout.pipeline))
+    return max(stages, key=lambda each: (each.total, -each.stage))
 
 
 def layer_flops(model: ModelShape) -> tuple[float, float]:

@@ -236,18 +236,17 @@ class ModelShape:
 
 
 #: What each model type is where its config does not say, as transformers has it.
-LLAMA: dict[str, Any] = {"gated": True}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "mixtral": LLAMA,
-    "qwen2": {**LLAMA, "qkv_bias": True},
-    "qwen2_moe": {**LLAMA, "qkv_bias": True},
-    "qwen3": {**LLAMA, "qk_norm": True},
-    "qwen3_moe": {**LLAMA, "qk_norm": True},
-    "deepseek_v2": LLAMA,
-    "deepseek_v3": LLAMA,
-    "gemma": {**LLAMA, "tied": True},
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen2_moe": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True},
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+    "gemma": {"tied": True},
     "gpt2": {"gated": False, "tied": True, "biases": True},
     "gpt_neox": {"gated": False, "biases": True},
 }
@@ -297,7 +296,7 @@ def _own(entry: dict[str, Any], sequence: int | None) -> ModelShape:
     if not isinstance(assumed, list) or not all(isinstance(each, str) for each in assumed):
         raise ValueError(f"'assumed': found {shown(assumed)}; a list of sentences is accepted")
     given["assumed"] = tuple(assumed)
-    given["name"] = _name(entry, "name")
+    given["name"] = str(entry.get("name") or "model")
     if sequence is not None:
         given["sequence"] = sequence
     needed = ("layers", "hidden", "ffn", "vocabulary", "sequence")
@@ -314,7 +313,7 @@ def _hugging_face(entry: dict[str, Any], sequence: int | None) -> ModelShape:
             f"model type {kind!r} is not known: read as of the Llama type; "
             f"known are {', '.join(FAMILIES)}"
         )
-    given = dict(FAMILIES.get(kind, LLAMA))
+    given = dict(FAMILIES.get(kind, {}))
     heads = _number(entry, "num_attention_heads", "n_head")
     hidden = _number(entry, "hidden_size", "n_embd")
     positions = _number(entry, "max_position_embeddings", "n_positions", default=0)
@@ -346,7 +345,7 @@ def _hugging_face(entry: dict[str, Any], sequence: int | None) -> ModelShape:
         layers=_number(entry, "num_hidden_layers", "n_layer"), hidden=hidden, heads=heads,
         ffn=_number(entry, "intermediate_size", "n_inner", default=4 * hidden),
         vocabulary=_number(entry, "vocab_size"), sequence=sequence,
-        name=_name(entry, "_name_or_path"), assumed=tuple(assumed), **given,
+        name=str(entry.get("_name_or_path") or "model"), assumed=tuple(assumed), **given,
     )  # fmt: skip
 
 
@@ -407,7 +406,7 @@ def _megatron(entry: dict[str, Any], sequence: int | None) -> ModelShape:
         qk_norm=_flag(entry, "qk_layernorm", False),
         dropout=_has_dropout(entry, "hidden_dropout"),
         positions=_number(entry, "max_position_embeddings") if learned else 0,
-        name=_name(entry, "name"), **given,
+        name=str(entry.get("name") or "model"), **given,
     )  # fmt: skip
 
 
@@ -443,7 +442,3 @@ def _has_dropout(entry: dict[str, Any], key: str) -> bool:
         return value is None or float(value) > 0
     except (TypeError, ValueError):
         raise ValueError(f"{key!r}: found {shown(value)}; a number is accepted") from None
-
-
-def _name(entry: dict[str, Any], key: str) -> str:
-    return str(entry.get(key) or "model")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
@@ -130,27 +129,16 @@ class Engine:
 #: only a multiple); torchtitan 0.3 cuts keys and values into whole heads. Megatron's bytes are
 #: those of bf16 weights with fp32 gradients, as its page on the distributed optimiser lists
 #: them; FSDP2's are fp32 shards, with bf16 copies only of what is at work.
-ENGINES = {
-    "megatron": Engine(
-        name="megatron", model_parallel=True, kv_may_divide=True, fully_sharded=False,
-        vocabulary_multiple=128, weight_bytes=2, gradient_bytes=4, optimiser_bytes=12,
-    ),
-    "torchtitan": Engine(
-        name="torchtitan", model_parallel=True, kv_may_divide=False, fully_sharded=True,
-        vocabulary_multiple=1, weight_bytes=4, gradient_bytes=4, optimiser_bytes=8,
-    ),
-    "fsdp": Engine(
-        name="fsdp", model_parallel=False, kv_may_divide=False, fully_sharded=True,
-        vocabulary_multiple=1, weight_bytes=4, gradient_bytes=4, optimiser_bytes=8,
-        uneven_batch=True,
-    ),
-}  # fmt: skip
-
-
-def engine_named(name: str) -> Engine:
-    """Engine by name. Raises ValueError for an unknown name."""
-    require("engine", name, name in ENGINES, f"of {', '.join(ENGINES)}")
-    return ENGINES[name]
+_MEGATRON = Engine(
+    name="megatron", model_parallel=True, kv_may_divide=True, fully_sharded=False,
+    vocabulary_multiple=128, weight_bytes=2, gradient_bytes=4, optimiser_bytes=12,
+)  # fmt: skip
+_TORCHTITAN = Engine(
+    name="torchtitan", model_parallel=True, kv_may_divide=False, fully_sharded=True,
+    vocabulary_multiple=1, weight_bytes=4, gradient_bytes=4, optimiser_bytes=8,
+)  # fmt: skip
+_FSDP = replace(_TORCHTITAN, name="fsdp", model_parallel=False, uneven_batch=True)
+ENGINES = {engine.name: engine for engine in (_MEGATRON, _TORCHTITAN, _FSDP)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,19 +151,13 @@ class Problem:
     batch: BatchSpec
     options: PlanOptions
 
-    def with_options(self, **options: Any) -> Problem:
-        """This problem with other `PlanOptions`."""
-        return replace(self, options=replace(self.options, **options))
-
     @property
     def uneven_batch(self) -> bool:
-        """The copies need not divide the batch."""
         asked = self.options.uneven_batch
         return self.engine.uneven_batch if asked is None else asked
 
     @cached_property
     def micro_batches(self) -> tuple[int, ...]:
-        """Sizes to try, ascending."""
         return tuple(sorted(set(self.batch.micro_batches)))
 
     @cached_property
@@ -190,7 +172,7 @@ def size_rule(problem: Problem, name: str, size: int) -> str:
         return f"{problem.engine.name} has no {name} parallelism: {SIZES[name]} is {size}"
     allowed: tuple[int, ...] | None = getattr(problem.options, name)
     if allowed is not None and size not in allowed:
-        return f"{SIZES[name]}{size} is not among the allowed {_list(allowed)}"
+        return f"{SIZES[name]}{size} is not among the allowed {', '.join(map(str, allowed))}"
     return ""
 
 
@@ -291,9 +273,5 @@ def node_rule(problem: Problem, layout: Layout) -> str:
         return ""
     return (
         f"{layout.num_gpus} GPUs in groups of {block} within a node, but the nodes have "
-        f"{_list(sizes)}"
+        f"{', '.join(map(str, sizes))}"
     )
-
-
-def _list(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers))

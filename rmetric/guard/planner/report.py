@@ -50,10 +50,8 @@ def _nearest(problem: Problem, best: Option | None) -> dict[str, Any] | None:
 def _engine_settings(problem: Problem, best: Option) -> Any:
     model, layout, recompute = problem.model, best.layout, best.recompute
     if problem.engine.name == "megatron":
-        shard_optimiser = problem.options.shard_optimiser
-        return megatron_arguments(
-            model, layout, recompute=recompute, shard_optimiser=shard_optimiser
-        )
+        sharded = problem.options.shard_optimiser
+        return megatron_arguments(model, layout, recompute=recompute, shard_optimiser=sharded)
     if problem.engine.name == "torchtitan":
         return torchtitan_settings(model, layout, recompute=recompute)
     shape, names = fsdp_mesh(layout)

@@ -8,12 +8,13 @@ from functools import cached_property
 from math import lcm
 from typing import Any, NamedTuple
 
+from rmetric._util.errors import require
 from rmetric.guard.layout import Layout, batch_remark, nearest_multiple
 from rmetric.guard.planner import problem as rules
 from rmetric.guard.planner.cluster import Cluster, Placement, in_words, place, reach, room
 from rmetric.guard.planner.costs import MemoryEstimate, StepTime, estimate, memory, step_flops
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.problem import SIZES, BatchSpec, PlanOptions, Problem, engine_named
+from rmetric.guard.planner.problem import ENGINES, SIZES, BatchSpec, PlanOptions, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,6 @@ class Option:
 
     @cached_property
     def placement(self) -> Placement:
-        """Which rank sits where, and what is idle."""
         return place(self.problem.cluster, self.layout)
 
     def gain(self, before: Option) -> float:
@@ -373,9 +373,9 @@ def _bound(problem: Problem, split: Split) -> float:
 def problem_of(
     model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: str, options: PlanOptions | None
 ) -> Problem:
-    """Problem of the arguments of `plan`."""
+    require("engine", engine, engine in ENGINES, f"of {', '.join(ENGINES)}")
     return Problem(
-        model=model, cluster=cluster, engine=engine_named(engine), batch=batch,
+        model=model, cluster=cluster, engine=ENGINES[engine], batch=batch,
         options=options or PlanOptions(),
     )  # fmt: skip
 
@@ -454,13 +454,16 @@ def _why_idle(layout: Layout, problem: Problem) -> str:
 def _freed(problem: Problem) -> dict[str, Problem]:
     """Option of the command line that is not set -> the problem with it."""
     freed: dict[str, Problem] = {}
-    if not problem.batch.largest_change:
-        batch = replace(problem.batch, largest_change=rules.LARGEST_CHANGE)
+    batch, options = problem.batch, problem.options
+    if not batch.largest_change:
+        batch = replace(batch, largest_change=rules.LARGEST_CHANGE)
         freed["--allow-batch-change"] = replace(problem, batch=batch)
     if not problem.uneven_batch:
-        freed["--uneven-batch"] = problem.with_options(uneven_batch=True)
-    if not problem.options.uneven_stages:
-        freed["--uneven-stages"] = problem.with_options(uneven_stages=True)
+        uneven = replace(options, uneven_batch=True)
+        freed["--uneven-batch"] = replace(problem, options=uneven)
+    if not options.uneven_stages:
+        uneven = replace(options, uneven_stages=True)
+        freed["--uneven-stages"] = replace(problem, options=uneven)
     return freed
 
 
@@ -517,7 +520,6 @@ def _broken_sizes(problem: Problem, layout: Layout) -> list[str]:
 
 
 def _would_help(problem: Problem) -> tuple[str, ...]:
-    """Each option with which something would fit, in words."""
     found = []
     for flag, freed in _freed(problem).items():
         options = (option for split in _splits(freed) for option in _of_split(freed, split))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Any
 
@@ -83,14 +83,8 @@ def allot(layout: Layout, pool: Pool) -> Pool | None:
     return None
 
 
-def shrink_data(
-    layout: Layout,
-    batch: int | None,
-    unit: str = "GPU",
-    *,
-    uneven_batch: bool = False,
-    largest_change: float = 0.0,
-) -> Planner:
+@dataclass(frozen=True)
+class shrink_data:  # a function of the remaining GPUs, named as such
     """Allocation that changes only the number of copies (data parallelism) of `layout`.
 
     `batch` is kept by accumulation, with fewer copies where these do not divide it; None if the
@@ -98,23 +92,18 @@ def shrink_data(
     divide it; it may change by the share `largest_change` to keep more copies at work. `unit` is
     the name of one device. Raises ValueError if no number of copies divides the batch as allowed.
     """
-    shrinking = _Shrinking(layout, batch, unit, uneven_batch, largest_change)
-    if batch is not None and (batch < 1 or shrinking.split(1) is None):
-        raise ValueError(
-            f"a batch of {batch} cannot be split with micro-batches of {layout.micro_batch}"
-        )
-    return shrinking
-
-
-@dataclass(frozen=True)
-class _Shrinking:
-    """The planner of `shrink_data`, whose arguments it has."""
 
     layout: Layout
     batch: int | None
-    unit: str
-    uneven: bool
-    largest_change: float
+    unit: str = "GPU"
+    uneven_batch: bool = field(default=False, kw_only=True)
+    largest_change: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        batch = self.batch
+        if batch is not None and (batch < 1 or self.split(1) is None):
+            micro = f"micro-batches of {self.layout.micro_batch}"
+            raise ValueError(f"a batch of {batch} cannot be split with {micro}")
 
     def __call__(self, pool: Pool, current: Layout | None) -> Allocation:
         single = replace(self.layout, data=1, accumulation=1, replicas=1, samples=None)
@@ -147,7 +136,7 @@ class _Shrinking:
             return self.resized(self.layout.accumulation * self.layout.micro_batch * data, data)
         nearest = self.nearest(data, self.largest_change)
         changed = self.resized(nearest, data) if nearest else None
-        if not self.uneven or data > self.batch:
+        if not self.uneven_batch or data > self.batch:
             return changed
         kept = self.resized(self.batch, data)
         faster = changed is not None and _pace(changed) > (1 + WORTH_SAYING) * _pace(kept)
@@ -155,7 +144,7 @@ class _Shrinking:
 
     def nearest(self, data: int, change: float) -> int:
         """Nearest batch of which each copy has the same samples; 0 if it is too far."""
-        unit = data if self.uneven else self.layout.micro_batch * data
+        unit = data if self.uneven_batch else self.layout.micro_batch * data
         return nearest_multiple(self.batch or 0, unit, change)
 
     def resized(self, samples: int, data: int) -> Layout:
@@ -172,7 +161,7 @@ class _Shrinking:
         if found.global_batch != self.batch:
             return f"; {batch_remark(found.global_batch, self.batch)}"
         kept = f", the batch of {self.batch} is kept"
-        if self.uneven or found.data >= AT_WORK * most:
+        if self.uneven_batch or found.data >= AT_WORK * most:
             return kept
         options = []
         if most <= self.batch:

@@ -164,11 +164,9 @@ class Attempt:
 
     @property
     def saves(self) -> bool:
-        """A rank reports that it saves."""
         return any(beat.phase == "saving" for beat in self.tracker.beats.values())
 
     def failure_fields(self, failure: LaunchFailure) -> dict[str, Any]:
-        """Journal fields of a failure beside its words."""
         return {
             "kind": failure.kind, "code": failure.code, "rank": failure.rank,
             "node": failure.node, "gpu": failure.gpu,
@@ -291,7 +289,6 @@ class VerdictDedup:
 
 
 def words_of(verdict: GpuVerdict) -> str:
-    """One-line text of a verdict."""
     name = gpu_name((verdict.node, verdict.gpu))
     level = "at risk" if verdict.level == "risk" else verdict.level
     return f"{name} is {level}: {'; '.join(verdict.reasons) or verdict.action}"[:500]

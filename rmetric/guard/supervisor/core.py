@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
 from math import inf
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -64,16 +64,14 @@ class JournalState:
     outcome: str = ""  # of the last supervisor; empty if it was killed
 
 
-@dataclass(frozen=True)
-class StartLaunch:
+class StartLaunch(NamedTuple):
     """Start launch `number`, counted over the life of the run folder."""
 
     number: int
     allocation: Allocation
 
 
-@dataclass(frozen=True)
-class RequestCheckpoint:
+class RequestCheckpoint(NamedTuple):
     """Write a checkpoint request to the run folder."""
 
     source: str
@@ -82,8 +80,7 @@ class RequestCheckpoint:
     stop: bool = False
 
 
-@dataclass(frozen=True)
-class EndProcesses:
+class EndProcesses(NamedTuple):
     """End every process of every launch; answered by `processes_ended`.
 
     `answers`: the processes may still handle TERM. After a rank has died or hangs the others
@@ -94,23 +91,20 @@ class EndProcesses:
     answers: bool = True
 
 
-@dataclass(frozen=True)
-class SetTimer:
+class SetTimer(NamedTuple):
     """Send `timer_fired` at `time`."""
 
     time: float
 
 
-@dataclass(frozen=True)
-class DropGpus:
+class DropGpus(NamedTuple):
     """Stop using these GPUs."""
 
     gpus: tuple[Gpu, ...]
     why: str
 
 
-@dataclass(frozen=True)
-class WriteJournal:
+class WriteJournal(NamedTuple):
     """Write an event to the journal."""
 
     event: str
@@ -119,8 +113,7 @@ class WriteJournal:
     seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(NamedTuple):
     """End the supervisor; `outcome` is one of those of `core`."""
 
     outcome: str
@@ -186,7 +179,6 @@ class Core:
 
     @_event
     def supervisor_started(self) -> Iterable[Action]:
-        """The supervisor started."""
         if self._finished_before:
             return self._over(FINISHED, "it had finished before", CODE_FINISHED)
         return self._end("launch", "remains of an earlier supervisor")
@@ -250,7 +242,7 @@ class Core:
             return ()
         drops = action in DROPPING
         if level != "fatal" or not (drops or action == "restart_application"):
-            return self._ask("risk", words)
+            return self.checkpoint_requested("risk", words)
         dropped: list[Action] = [self._drop((gpu,), words)] if drops else []
         if self.phase != "running" or gpu not in self._used:
             return dropped
@@ -262,7 +254,7 @@ class Core:
     @_event
     def checkpoint_requested(self, source: str, words: str) -> Iterable[Action]:
         """A checkpoint was requested; `source` is one of `rmetric.guard.policy.SOURCES`."""
-        return self._ask(source, words)
+        return [RequestCheckpoint(source, words)] if self.phase == "running" else []
 
     @_event
     def stop_requested(self) -> Iterable[Action]:
@@ -290,7 +282,6 @@ class Core:
 
     @_event
     def signal_received(self, time: float, signal: int) -> Iterable[Action]:
-        """The supervisor received a termination signal."""
         self._signal = signal
         deadline = time + self.settings.stop_seconds
         if self.phase == "running":
@@ -329,9 +320,6 @@ class Core:
         else:
             then = (self._launch if self._then == "launch" else self._retry)(time)
         return [*lost, *then]
-
-    def _ask(self, source: str, words: str) -> Iterable[Action]:
-        return [RequestCheckpoint(source, words)] if self.phase == "running" else []
 
     def _save(
         self, source: str, words: str, deadline: float, then: str, failure: LaunchFailure | None

@@ -1,4 +1,4 @@
-"""Event log of a run folder, and the lock held by its supervisor."""
+"""Event log of a run folder, the text of its lines, and the lock held by its supervisor."""
 
 from __future__ import annotations
 
@@ -87,10 +87,9 @@ class Journal:
 
 def read_journal(path: Path) -> list[Line]:
     """Events of a journal, without invalid lines; empty if the file is missing."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return _lines_of(path.read_bytes())[0]
-    except FileNotFoundError:
-        return []
+    return []
 
 
 def _lines_of(data: bytes) -> tuple[list[Line], int]:
@@ -156,10 +155,6 @@ def gpu_name(gpu: Sequence[Any]) -> str:
     """
     node, index = gpu
     return f"node {node} GPU {index}" if node else f"GPU {index}"
-
-
-def gpu_names(gpus: Iterable[Sequence[Any]]) -> str:
-    return ", ".join(map(gpu_name, gpus))
 
 
 def launch_log(launch: int) -> str:
@@ -275,7 +270,7 @@ def console_line(line: dict[str, Any], unit: str = "GPU") -> str:
 def _pool_name(pool: Any, unit: str) -> str:
     """GPUs by node, `GPUs 0-2,4` or `node a GPUs 0-7, node b GPUs 0-7`; a list one by one."""
     if isinstance(pool, list):
-        return gpu_names(pool)
+        return ", ".join(map(gpu_name, pool))
     if unit != "GPU":
         number = counted(sum(map(len, (pool or {}).values())), unit)
         return f"{number} on {', '.join(pool)}" if any(pool or ()) else number

@@ -174,21 +174,18 @@ def names_device(words: str) -> bool:
 def signal_name(code: int) -> str:
     """Name of the signal of an exit code: `SIGKILL` for -9 and for 137."""
     number = -code if code < 0 else code - 128
-    try:
+    with suppress(ValueError):
         return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"signal {number}"
 
 
 def read_tail(path: Path, size: int = TAIL) -> str:
     """End of a log file; empty if it is missing."""
-    try:
-        with open(path, "rb", opener=no_follow) as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - size))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+    with suppress(OSError), open(path, "rb", opener=no_follow) as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - size))
+        return file.read().decode("utf-8", "replace")
+    return ""
 
 
 def _root_of(log: str, first_rank: int) -> tuple[int | None, int | None]:

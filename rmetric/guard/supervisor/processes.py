@@ -43,14 +43,10 @@ PR_SET_CHILD_SUBREAPER = 36
 TORCHRUNS = ("torchrun", "ft_launcher")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 #: Options by which a user configures the rendezvous.
-_RENDEZVOUS = [
-    "standalone",
-    "master-addr",
-    "master-port",
-    "rdzv-backend",
-    "rdzv-endpoint",
-    "rdzv-id",
-]
+_RENDEZVOUS = (
+    *("standalone", "master-addr", "master-port"),
+    *("rdzv-backend", "rdzv-endpoint", "rdzv-id"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +72,6 @@ class Program:
         return launcher_end(self.arguments) > 0
 
     def commands(self, allocation: Allocation, port: int) -> dict[str, list[str]]:
-        """Argument list of each node."""
         filled = fill(self.arguments, allocation.layout)
         if not self.is_torchrun:
             if len(allocation.gpus) > 1:
@@ -202,7 +197,6 @@ class WarmSpare:
 
     @property
     def pids(self) -> list[int]:
-        """Pid of the spare; empty without one."""
         return [] if self.process is None else [self.process.pid]
 
     def start(self, arguments: Sequence[str], launch: str, ranks: int) -> None:
@@ -256,7 +250,6 @@ class WarmSpare:
         return None
 
     def close(self) -> None:
-        """End the spare, if there is one."""
         process, self.process = self.process, None
         if process is not None:
             _kill(process)
@@ -267,10 +260,9 @@ class WarmSpare:
             return ""
         _kill(self.process)
         code, self.process = self.process.returncode, None
-        try:
+        lines = []
+        with contextlib.suppress(OSError):
             lines = self.log.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
         return f"the spare launcher ended with {code}: {lines[-1][:300] if lines else 'no output'}"
 
 
@@ -282,13 +274,10 @@ def interpreter_of(arguments: Sequence[str]) -> list[str]:
     if end > 1:
         start = end - 2 if arguments[end - 2] == "-m" else end - 1
         return list(arguments[:start]) if "python" in Path(arguments[0]).name else []
-    path = shutil.which(arguments[0])
-    try:
-        with open(path or "", "rb") as file:
-            first = file.readline(4096).decode("utf-8", "replace").strip()
-    except OSError:
-        return []
-    words = first[2:].split() if first.startswith("#!") else []
+    words = []
+    with contextlib.suppress(OSError), open(shutil.which(arguments[0]) or "", "rb") as file:
+        first = file.readline(4096).decode("utf-8", "replace").strip()
+        words = first[2:].split() if first.startswith("#!") else []
     if words and Path(words[0]).name == "env":
         words = words[1:]
     return words if words and "python" in Path(words[0]).name else []
@@ -343,11 +332,10 @@ class Ending:
 
 def adopt_orphans() -> bool:
     """Make this process the parent of orphaned descendants (Linux); True on success."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None, use_errno=True)
         return bool(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
-    except (OSError, AttributeError):
-        return False
+    return False
 
 
 def of_launches(token: str) -> list[psutil.Process]:
@@ -362,10 +350,9 @@ def of_launches(token: str) -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    try:
+    with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+    return False
 
 
 def end(
@@ -426,7 +413,6 @@ def end_everywhere(token: str, program: Program, *, grace: float, **more: Any) -
 
 
 def children() -> list[int]:
-    """Pids of the children of this process."""
     return [child.pid for child in psutil.Process().children()]
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmetric._util.printed import counted
-from rmetric.guard.supervisor.journal import Line, gpu_name, gpu_names, launch_log
+from rmetric.guard.supervisor.journal import Line, gpu_name, launch_log
 
 
 class LaunchRecord(NamedTuple):
@@ -70,7 +70,6 @@ class Summary:
 
 
 def summarise(lines: Sequence[Line]) -> Summary:
-    """Summarise the lines of a journal."""
     runs, incidents = _runs(lines), _incidents(lines)
     _set_costs(runs, incidents)
     wall, productive = _wall(lines), sum(_productive(runs))
@@ -166,7 +165,7 @@ def _incidents(lines: Iterable[Line]) -> list[Incident]:
         elif event == "answered":
             done = f"checkpoint of step {line.get('step')}"
         elif event == "dropped":
-            done = f"dropped {gpu_names(line['gpus'])}"
+            done = f"dropped {', '.join(map(gpu_name, line['gpus']))}"
         elif event in ("launch", "over"):
             done = line.get("outcome", "restarted")
         if done:
@@ -224,7 +223,6 @@ COLUMNS = (
 
 
 def to_markdown(summary: Summary) -> str:
-    """Summary as Markdown."""
     ettr = "unknown" if summary.ettr is None else f"{summary.ettr:.1%}"
     step = "unknown" if summary.step is None else summary.step
     saved = "none known" if summary.checkpoint is None else f"step {summary.checkpoint}"

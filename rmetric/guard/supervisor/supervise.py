@@ -337,7 +337,7 @@ class Supervisor:
                 good = last_checkpoint(self.folder.checkpoints).good
                 beats = self.folder.beats(f"{self._token}-{self.core.launches}").values()
                 step = max((beat.step for beat in beats), default=None)
-                self._record("over", **asdict(action), checkpoint=good, step=step)
+                self._record("over", **action._asdict(), checkpoint=good, step=step)
                 self._code = action.code
 
     def _write_journal(self, note: core.WriteJournal) -> None:
@@ -367,12 +367,12 @@ class Supervisor:
 
     def _ask(self, action: core.RequestCheckpoint) -> None:
         try:
-            number = self.folder.ask(**asdict(action))
+            number = self.folder.ask(**action._asdict())
         except OSError as error:
             self._record("trouble", words=f"the request cannot be written: {error}")
             return
         self._last_request = number
-        self._record("asked", number=number, **asdict(action))
+        self._record("asked", number=number, **action._asdict())
         if action.stop and self._attempt is not None:
             self._attempt.stop_number = number
 

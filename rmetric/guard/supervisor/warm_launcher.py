@@ -1,4 +1,4 @@
-"""torchrun in a process that has imported torch before it is needed. Run by path, not imported.
+"""torchrun in a process that has imported torch before it is needed: script of the spare launcher.
 
     python warm_launcher.py [MODULE,MODULE,...]
 
@@ -10,7 +10,8 @@ or device of the launcher. Each is in a session of its own, and runs its script 
 Python does. If anything prevents this before the first rank, the process replaces itself by the
 plain command. Ranks that torchrun itself restarts are started plainly.
 
-Standard library and torch alone: the training's Python need not have this package.
+Run by path, not imported, with standard library and torch alone: the training's Python need not
+have this package.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ OUTPUT_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 
 
 def main() -> None:
-    """Import, wait for the launch, run it."""
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         sys.path.pop(0)  # the folder of this file
     torchrun = importlib.import_module("torch.distributed.run")
@@ -205,7 +205,6 @@ def run_as_main(arguments: list[str]) -> None:
 
 
 def exit_code(value: Any) -> int:
-    """Exit code of `sys.exit(value)`."""
     if value is None or isinstance(value, int):
         return (value or 0) & 0xFF
     print(value, file=sys.stderr, flush=True)
