@@ -179,7 +179,7 @@ def test_one_bad_batch_of_a_run_that_logs_every_step_is_no_alarm(height):
 
 
 def alarmed(*stream: Record) -> list[bool]:
-    return [score > 1 for score in scores(stream)]
+    return [one.update(record).alarm for one in [CalibratedDetector()] for record in stream]
 
 
 def since_of(reason: str) -> int:

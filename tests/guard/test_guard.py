@@ -56,7 +56,7 @@ class Saver:
 
 
 def a_guard(saver=None, *, interval=100, **settings):
-    settings = {"signals": {}, "state": dict, "clock": Mock(return_value=0.0)} | settings
+    settings = {"signals": {}, "state": dict, "clock": Mock(return_value=1e6)} | settings
     policy = PolicyConfig(interval_steps=interval)
     return Guard(saver or Saver(), policy=policy, **settings)
 
@@ -165,7 +165,7 @@ def test_the_folder_is_looked_at_once_a_second(tmp_path):
 def test_a_signal_is_heard(name):
     before = signal.getsignal(getattr(signal, name))
     policy, saver = PolicyConfig(interval_steps=100, least_gap=0.0), Saver()
-    guard = Guard(saver, policy=policy, state=dict, clock=Mock(return_value=0.0))
+    guard = Guard(saver, policy=policy, state=dict, clock=Mock(return_value=1e6))
     stopped = run(guard, range(1, 20), at=killed(5, name))
     assert saver.began == [5]
     assert stopped == (5 if name == "SIGTERM" else None)
@@ -225,7 +225,7 @@ def test_telemetry_asks_once_for_what_lasts_and_again_for_what_is_fatal():
 
 def test_telemetry_that_raises_is_said_once_and_asked_again(errors):
     def broken():
-        if guard._clock() < 12:
+        if guard._clock() < 1e6 + 12:
             raise OSError("the driver is gone")
         return [verdict("fatal")]
 

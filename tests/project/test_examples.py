@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -84,10 +85,8 @@ def test_watch_and_diagnose_read_what_they_are_given(tmp_path):
 
 
 def test_the_notebook_is_committed_without_outputs():
-    nbformat = pytest.importorskip("nbformat")
-    notebook = nbformat.read(FOLDER / "table3_figure4.ipynb", as_version=4)
-    nbformat.validate(notebook)
-    assert not any(cell.get("outputs") for cell in notebook.cells)
+    cells = json.loads((FOLDER / "table3_figure4.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") for cell in cells)
 
 
 @pytest.mark.slow  # half a minute: it draws 300 studies anew

@@ -98,6 +98,7 @@ def imported(source: str, module: str, *, is_package: bool) -> Iterator[tuple[in
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)
+            reached |= {alias.asname: alias.name for alias in node.names if alias.asname}
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -197,6 +198,7 @@ def test_no_import_is_forbidden(what):
         ("import rmetric.logs as them", ("rmetric.logs", "")),
         ("def f():\n    from rmetric.logs import _take", ("rmetric.logs", "_take")),
         ("def f():\n    them._take()\nfrom rmetric import logs as them", ("rmetric.logs", "_take")),
+        ("import rmetric.logs as them\nthem._take()", ("rmetric.logs", "_take")),
         ("from ..logs import read_log", ("rmetric.logs", "read_log")),
         ("import_module('rmetric.logs')", ("rmetric.logs", "")),
         ("import_module(f'rmetric.cli.{name}')", ("rmetric.cli", "")),

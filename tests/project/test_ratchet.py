@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (58_832, 309),
-    "studies": (22_775, 130),
-    "tests": (47_379, 263),
+    "rmetric": (57_528, 292),
+    "studies": (22_681, 130),
+    "tests": (45_619, 248),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_884
+MOST_WORDS = 59_859
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
@@ -37,8 +37,10 @@ def branches(block: ast.AST) -> Iterator[int]:
 def test_a_package_is_no_larger_than_before(package):
     files = sorted((ROOT / package).rglob("*.py"))
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
-    assert (lines, len(files)) <= LARGEST[package]
-    assert lines > 0.97 * LARGEST[package][0], "smaller: take the new number over"
+    most, most_files = LARGEST[package]
+    assert lines <= most
+    assert len(files) <= most_files
+    assert lines > 0.97 * most, "smaller: take the new number over"
 
 
 def test_the_documents_are_no_longer_than_before():

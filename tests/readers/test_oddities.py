@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric import Record, RMetricConfig
+from rmetric import Record, RMetricConfig, Run
 from rmetric._util.strict_json import parse_line
 from rmetric.cli.main import main
 from rmetric.diagnosis.decide import decide
@@ -21,7 +21,7 @@ from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading import steps
 from rmetric.logs import read_log as read_own
-from rmetric.logs import start_line
+from rmetric.logs import run_lines, start_line
 from rmetric.readers import LogError, open_log, read_log
 from rmetric.readers.assembler import Assembler
 from rmetric.readers.source import Source
@@ -190,6 +190,10 @@ HEADS = {"flat": [], "csv": ["step,loss"], "own": [START.strip()]}
 
 
 def entries(form: str, first: int, last: int) -> list[str]:
+    if form == "own":
+        records = [Record(step=step, training_loss=2.0) for step in range(1, last + 1)]
+        lines = b"".join(run_lines(Run(id="run", records=records), RMetricConfig()))
+        return lines.decode().splitlines()[first:]
     line = "{0},{1}" if form == "csv" else FORMS[form][1].strip()
     return [line.format(step, 2.0 + 0.01 * (step % 3)) for step in range(first, last + 1)]
 

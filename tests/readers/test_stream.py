@@ -6,6 +6,7 @@ import gzip
 import os
 import resource
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import orjson
@@ -257,7 +258,8 @@ def test_a_gz_that_is_cut_keeps_what_comes_before(tmp_path, text):
 
 @pytest.mark.parametrize("packer", ["bz2", "lzma", "zstandard"])
 def test_bz2_xz_and_zstd_are_unpacked(tmp_path, packer):
-    packed = pytest.importorskip(packer).compress(jsonl(LINES))
+    load = pytest.importorskip if packer == "zstandard" else import_module
+    packed = load(packer).compress(jsonl(LINES))
     assert len(only(read(tmp_path, packed)).records) == 900
     if packer != "zstandard":  # one frame holds all of it
         run = only(read(tmp_path, packed[:-8]))

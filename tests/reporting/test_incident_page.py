@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmetric.diagnosis.report.incident import around, incident_page, on_axis
+from rmetric.diagnosis.report.incident import incident_page, on_axis, timelines
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
 from rmetric.telemetry.lines import event_line
@@ -132,8 +132,14 @@ def test_all_that_has_a_time_stands_on_one_axis(metrics, telemetry):
     ]  # fmt: skip
     assert "On the axis of time it is placed by step 431, which both tell." in found.text
     # The second axis is for moments that stick together alone.
-    assert around([1000.0, 1010.0], 0.0, 10_000.0) == (995.0, 1015.0)
-    assert around([1000.0, 9000.0], 0.0, 10_000.0) is around([1000.0], 0.0, 10_000.0) is None
+    diagnosis = out_of_memory(job=job())
+    times = sorted(one.time for one in diagnosis.events)
+    beside = max(0.1 * (times[-1] - times[0]), 5.0)
+    (_, near), _ = timelines(diagnosis, None, None)
+    assert (near.start, near.end) == (times[0] - beside, times[-1] + beside)
+    for others in ((), (replace(diagnosis.events[1], time=THEN - 6000),)):
+        events = (diagnosis.events[0], *others)
+        assert len(timelines(replace(diagnosis, events=events), None, None)[0]) == 1
 
 
 def test_an_alarm_is_placed_by_the_step_that_both_logs_tell(metrics):

@@ -218,14 +218,16 @@ def test_a_restart_uses_the_spare_and_leaves_no_process(start, tmp_path, options
         *TORCHRUN, SMALL, "worker", "--seconds", "0.05", "--steps", "300",
     )  # fmt: skip
     run = Told(tmp_path, process=start(command))
-    spare = run.folder.logs / "spare.log"
-    run.until(lambda: spare.exists() and "ready" in spare.read_text())
-    os.kill(run.folder.beats()[1].pid, signal.SIGKILL)
-    run.until(lambda: len(run.of("resumed")) == 2)
-    assert [line["warm"] for line in run.of("started")] == [False, True]
-    assert run.failures[0].startswith("rank 1 was killed by SIGKILL")
-    assert len(run.failures) == 1
-    assert run.of("ended")[1]["left"] == 0
-    run.process.send_signal(signal.SIGTERM)
-    run.process.wait(60)
+    try:
+        spare = run.folder.logs / "spare.log"
+        run.until(lambda: spare.exists() and "ready" in spare.read_text())
+        os.kill(run.folder.beats()[1].pid, signal.SIGKILL)
+        run.until(lambda: len(run.of("resumed")) == 2)
+        assert [line["warm"] for line in run.of("started")] == [False, True]
+        assert run.failures[0].startswith("rank 1 was killed by SIGKILL")
+        assert len(run.failures) == 1
+        assert run.of("ended")[1]["left"] == 0
+    finally:
+        run.process.send_signal(signal.SIGTERM)
+        run.process.wait(60)
     assert run.nobody_is_left()

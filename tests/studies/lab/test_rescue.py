@@ -8,10 +8,6 @@ from math import nan
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 
 from rmetric.rescue.policy import Decision
