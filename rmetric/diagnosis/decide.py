@@ -1,6 +1,6 @@
 """Entry point `diagnose`: from the logs of a job to the cause of its failure.
 
-One pass over the logs builds a `Job` (ingest.py). `gathered` collects the known faults (faults/)
+One pass over the logs builds a `Job` (ingest.py). `gathered` collects the known faults (faults.py)
 and the evidence (evidence/), the fitted model ranks suspects and hypotheses (model.py), and
 answer.py says the likeliest one.
 """

@@ -245,12 +245,13 @@ class _Met:
         # A machine's fault behind the planned end is of later.
         behind = any(self.ordering.after(self.match.first, one.first) for one in self.ends)
         of_machine = self.signature.actor in ("hardware", "platform") and not self.own.steps
-        if behind and (of_machine or has("connection") or has("interrupted")):
+        if behind and (of_machine or has("connection")):
             return True
         if self._taken_back() or (has("connection") and self._closed_at_the_end()):
             return True
-        if self.signature.role == "ending":  # after the planned one it was of a server
-            return has("ends a step") and bool(self.ends) and self._made_all_steps()
+        if self.signature.role == "ending":  # after the planned one it was of a server, or a wait
+            of_server = has("ends a step") and bool(self.ends) and self._made_all_steps()
+            return of_server or (has("interrupted") and behind)
         return self._beside_a_training_that_ended_well() or self._went_on()
 
     def _is_before_the_end(self) -> bool:

@@ -358,7 +358,9 @@ class LogStream:
     def time_step(self, step: StepMatch, time: float | None) -> None:
         """Measure the pause between two steps; there is none where the steps fall back."""
         form, now = step
-        counter = self.counters.setdefault(form, StepCounter(now, time))
+        counter = self.counters.get(form)
+        if counter is None:
+            counter = self.counters[form] = StepCounter(now, time)
         counter.lines += 1
         if now == counter.last:  # a heartbeat, or another rank: no pause between two steps
             return

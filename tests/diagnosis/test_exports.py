@@ -129,6 +129,21 @@ def lines_of(*rows: bytes) -> list[bytes]:
     return b"".join(table.blocks(iter([b"\n".join(rows)]))).splitlines()[1:]
 
 
+@pytest.mark.parametrize(
+    "time", ["May  6 10:00:30", "20250506100000", "[2025-05-06 10:00:30]", "inf"]
+)
+def test_times_of_a_table_stay_as_they_are_written(time: str) -> None:
+    (line,) = lines_of(b"time,host,message", f"{time},gpu-1,NCCL error".encode())
+    assert line.decode() == f"[pod/gpu-1] {time} NCCL error"
+
+
+def test_a_time_without_end_is_none() -> None:
+    record = b'{"textPayload": "NCCL error", "timestamp": "inf"}'
+    export = Export.of(record)
+    assert export is not None
+    assert b"".join(export.blocks(iter([record]))).strip() == b"NCCL error"
+
+
 def test_what_is_no_row_of_a_table_stays_and_events_read_as_kubectl_prints_them() -> None:
     """A text may go on in the next line, and a comma within quotes parts no columns."""
     rows = [b'1,"a,b,c', b'the rest"', b'1,pod-2,"one, two"']

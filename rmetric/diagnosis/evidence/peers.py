@@ -32,7 +32,6 @@ from rmetric.diagnosis.signature import (
 
 #: Share of its strength that evidence of a recorder has where hardly any other waits.
 LEAST_SHARE = 0.9
-SLOW = "step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
 #: Largest number of unusual events that are kept.
 MAX_ODD = 12
 #: Events of an outlier that are unusual ones (L4, section 4.3).
@@ -202,7 +201,8 @@ def _ended_early(scene: Scene, active: Sequence[Peer]) -> list[Row]:
         behind = {name: middle - end for name, end in ends.items() if middle - end >= far}
         for name, lag in behind.items() if _few(len(behind), len(active)) else ():
             strength = round((1.0 - exp(-lag / max(far, unit))) / len(behind) ** 0.5, 3)
-            found.setdefault(name, Row(name, "ended early", words.format(lag), strength))
+            if name not in found or strength > found[name].strength:
+                found[name] = Row(name, "ended early", words.format(lag), strength)
     return list(found.values())
 
 

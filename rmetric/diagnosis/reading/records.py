@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache, partial
 from itertools import chain, islice, pairwise
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -217,7 +218,9 @@ def _places(keys: tuple[str, ...]) -> list[str]:
     return [place(known) for known in _KEYS]
 
 
-def _entry(record: Mapping[str, Any], raw: str) -> tuple[str, list[str]]:
+def _entry(
+    record: Mapping[str, Any], raw: str, time_of: Callable[[Any], str] | None = None
+) -> tuple[str, list[str]]:
     """The time of a record or row, and its lines as collectors' tools print them.
 
     The level is left out: collectors give that of the stream, "ERROR" for all of stderr.
@@ -233,7 +236,10 @@ def _entry(record: Mapping[str, Any], raw: str) -> tuple[str, list[str]]:
             text = orjson.dumps(payload).decode("utf-8", "replace")
     if text is None:
         return "", [raw.replace("\n", " ")]
-    time, writer = _time(flat.get(of_time)), _FOREIGN.sub("-", str(flat.get(of_writer, "")))
+    time, writer = (
+        (time_of or _time)(flat.get(of_time)),
+        _FOREIGN.sub("-", str(flat.get(of_writer, ""))),
+    )
     if of_program and writer:
         process, program = flat.get(of_process), flat[of_program]
         ended = f"[{process}]" if process and program != "kernel" else ""
@@ -302,7 +308,7 @@ def _text(value: Any) -> str | None:
 
 
 def _time(value: Any) -> str:
-    """A time in ISO 8601; "10:00" and its like stay, "" for what is none.
+    """A time in ISO 8601; "" for what is none.
 
     >>> _time(1746553196123), _time("1746553196123456789"), _time("yesterday")
     ('2025-05-06T17:39:56.123Z', '2025-05-06T17:39:56.123Z', '')
@@ -311,14 +317,12 @@ def _time(value: Any) -> str:
         return value.strip().replace(" ", "T", 1).replace(" ", "")
     try:
         seconds = float(value)
-        while seconds > 1e11:  # milli-, micro- or nanoseconds
+        while inf > seconds > 1e11:  # milli-, micro- or nanoseconds
             seconds /= 1000
         date = datetime.fromtimestamp(seconds, timezone.utc) if seconds > 1e8 else None
     except (TypeError, ValueError, OverflowError, OSError):
-        date = None
-    if date is None:
-        return value if isinstance(value, str) and value[:1].isdigit() else ""
-    return f"{date.isoformat(timespec='milliseconds')[:-6]}Z"
+        return ""
+    return "" if date is None else f"{date.isoformat(timespec='milliseconds')[:-6]}Z"
 
 
 def _columns(row: str) -> tuple[str, list[str]] | None:
@@ -351,7 +355,7 @@ def _rows(delimiter: str, names: list[str], blocks: Iterator[bytes]) -> Iterator
         if event:  # as `kubectl get events` prints it
             said = " ".join(record[name] for name in (*event, of_text))
             record = {of_time: record[of_time], of_text: said}
-        yield number, *_entry(record, row)
+        yield number, *_entry(record, row, str)  # times stay as they are written
 
 
 def _cells(row: str, delimiter: str) -> list[str]:

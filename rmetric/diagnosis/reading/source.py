@@ -13,7 +13,7 @@ from itertools import chain, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 
-from rmetric._util.durable import unpacked
+from rmetric._util.durable import is_packed, unpacked
 from rmetric.diagnosis.reading.records import Export
 
 #: Bytes of a line that are kept.
@@ -238,8 +238,10 @@ def utf16(head: bytes) -> str | None:
 
 #: Bytes read at a time.
 BLOCK = 1 << 20
-#: Least bytes of a sample of a file's beginning.
+#: Least bytes that a sample has of the beginning, those of places behind, and how many these are.
 SAMPLED = 1 << 17
+SAMPLED_PIECE = 1 << 14
+PIECES = 8
 #: Bytes of an export whose newest line comes first that are turned round in memory.
 MOST_BACKWARDS = 1 << 28
 
@@ -268,6 +270,7 @@ class LogSource:
     notes: list[str] = field(default_factory=list)
     _pieces: list[tuple[int, int]] = field(default_factory=list, init=False, compare=False)
     _begun: Iterator[list[bytes]] | None = field(default=None, init=False, compare=False)
+    _is_export: bool = field(default=False, init=False, compare=False)
 
     def chunks(self) -> Iterator[list[bytes]]:
         """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none stay).
@@ -288,6 +291,7 @@ class LogSource:
             decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True)),
             may_turn=self.size <= MOST_BACKWARDS,
         )
+        self._is_export = export is not None
         yield from lines.lists(blocks)
         self._pieces = export.pieces if export else []
         self.lines, self.cut_off, self.notes = lines.count, "; ".join(damage), lines.notes()
@@ -298,10 +302,25 @@ class LogSource:
         return number if at < 0 else number - self._pieces[at][0] + self._pieces[at][1]
 
     def sample(self) -> list[bytes]:
-        """Lines of its beginning, which is not read again by the next `chunks`."""
+        """Lines of its beginning, which is not read again by the next `chunks`, and of its rest.
+
+        Of the rest of a packed file, of UTF-16 or of a collector's export there are none.
+        """
         held, blocks, size = list[list[bytes]](), self.chunks(), 0
         while size < SAMPLED and (lines := next(blocks, None)) is not None:
             held.append(lines)
             size += sum(map(len, lines)) + len(lines)
         self._begun = chain(held, blocks)
-        return [line for lines in held for line in lines]
+        sample = [line for lines in held for line in lines]
+        with self.path.open("rb") as file:
+            start = file.read(4096)
+            if is_packed(start) or utf16(start) is not None or self._is_export:
+                return sample
+            for at in range(1, PIECES + 1):
+                place = BLOCK + (self.size - BLOCK) * at // PIECES - SAMPLED_PIECE
+                if place > BLOCK:
+                    file.seek(place)
+                    pieces = Lines().lists(iter([file.read(SAMPLED_PIECE)]))
+                    # The first began elsewhere, the last ends elsewhere.
+                    sample += [line for lines in pieces for line in lines][1:-1]
+        return sample
