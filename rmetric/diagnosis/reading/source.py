@@ -238,7 +238,7 @@ def utf16(head: bytes) -> str | None:
 
 #: Bytes read at a time.
 BLOCK = 1 << 20
-#: Least bytes that a sample has of the beginning, those of places behind, and how many these are.
+#: Bytes that a sample has of a file's beginning, of places behind, and how many those are.
 SAMPLED = 1 << 17
 SAMPLED_PIECE = 1 << 14
 PIECES = 8
@@ -314,13 +314,13 @@ class LogSource:
         sample = [line for lines in held for line in lines]
         with self.path.open("rb") as file:
             start = file.read(4096)
-            if is_packed(start) or utf16(start) is not None or self._is_export:
+            packed = is_packed(start) or utf16(start) is not None or self._is_export
+            if packed or self.size <= BLOCK:
                 return sample
+            sample = sample[: len(sample) * SAMPLED // size]
             for at in range(1, PIECES + 1):
-                place = BLOCK + (self.size - BLOCK) * at // PIECES - SAMPLED_PIECE
-                if place > BLOCK:
-                    file.seek(place)
-                    pieces = Lines().lists(iter([file.read(SAMPLED_PIECE)]))
-                    # The first began elsewhere, the last ends elsewhere.
-                    sample += [line for lines in pieces for line in lines][1:-1]
+                file.seek(SAMPLED + (self.size - SAMPLED) * at // PIECES - SAMPLED_PIECE)
+                pieces = Lines().lists(iter([file.read(SAMPLED_PIECE)]))
+                # The first began elsewhere, the last ends elsewhere.
+                sample += [line for lines in pieces for line in lines][1:-1]
         return sample
