@@ -38,21 +38,16 @@ percent = partial(share, whole=100.0, what="a number")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reference", type=path_in, metavar="A", help="what is compared with")
-    parser.add_argument("candidates", type=path_in, nargs="+", metavar="B", help="what is judged")
+    add = parser.add_argument
+    add("reference", type=path_in, metavar="A", help="what is compared with")
+    add("candidates", type=path_in, nargs="+", metavar="B", help="what is judged")
     add_mapping(parser)
-    parser.add_argument(
-        "--tolerance", type=percent, default=1.0, metavar="PERCENT",
-        help="of the reference's loss, by which a candidate may be above it (default: %(default)g)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--gate", type=path_out, action="append", default=[], metavar="FILE",
+    add("--tolerance", type=percent, default=1.0, metavar="PERCENT", help="of the reference's "
+        "loss, by which a candidate may be above it (default: %(default)g)")  # fmt: skip
+    add("--gate", type=path_out, action="append", default=[], metavar="FILE",
         help="write the verdicts for a CI: JUnit XML if FILE ends in .xml, else Markdown, which is "
-        "appended to the file that $GITHUB_STEP_SUMMARY names; may be given more than once",
-    )  # fmt: skip
-    parser.add_argument(
-        "--page", type=path_out, metavar="FILE", help="write a page with the table and a plot"
-    )
+        "appended to the file that $GITHUB_STEP_SUMMARY names; may be repeated")  # fmt: skip
+    add("--page", type=path_out, metavar="FILE", help="write a page with the table and a plot")
 
 
 def run(options: argparse.Namespace) -> int:

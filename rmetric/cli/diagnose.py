@@ -48,46 +48,27 @@ JSON could not be written; 2 the command line is wrong, or nothing can be read; 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths", nargs="+", type=path_in, metavar="PATH",
-        help="log or folder of logs, of one job; - for standard input",
-    )  # fmt: skip
-    parser.add_argument(
-        "--healthy", nargs="+", type=path_in, action="extend", default=[], metavar="PATH",
+    add = parser.add_argument
+    add("paths", nargs="+", type=path_in, metavar="PATH",
+        help="log or folder of logs, of one job; - for standard input")  # fmt: skip
+    add("--healthy", nargs="+", type=path_in, action="extend", default=[], metavar="PATH",
         help="logs of similar jobs that succeeded, a file or folder each; events that are common "
-        "there do not count as signs of a failure",
-    )  # fmt: skip
-    parser.add_argument(
-        "--pool", type=path_in, metavar="FILE", help="the same, as a file of rmetric logs learn"
-    )
-    parser.add_argument(
-        "--signatures", nargs="+", type=path_in, action="extend", default=[], metavar="FILE",
-        help="YAML files of your own signatures, in addition to the shipped ones",
-    )  # fmt: skip
-    parser.add_argument(
-        "--attempt", type=int, metavar="N",
+        "there do not count as signs of a failure")  # fmt: skip
+    add("--pool", type=path_in, metavar="FILE", help="the same, as a file of rmetric logs learn")
+    add("--signatures", nargs="+", type=path_in, action="extend", default=[], metavar="FILE",
+        help="YAML files of your own signatures, in addition to the shipped ones")  # fmt: skip
+    add("--attempt", type=int, metavar="N",
         help="which attempt to diagnose where the logs have several, from 1, or from -1 backwards "
-        "(default: the last)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON document instead of text"
-    )
-    parser.add_argument(
-        "--json-file", type=path_out, metavar="FILE.json",
-        help="write that document to a file, in addition to the text",
-    )  # fmt: skip
-    parser.add_argument(
-        "--page", type=path_out, metavar="FILE.html",
-        help="write a self-contained page of the incident",
-    )  # fmt: skip
-    parser.add_argument(
-        "--metrics", type=path_in, metavar="LOG",
-        help="with --page: the training's log of losses, any that rmetric replay reads",
-    )  # fmt: skip
-    parser.add_argument(
-        "--telemetry", type=path_in, metavar="RECORDING",
-        help="with --page: GPU readings recorded by rmetric telemetry --jsonl",
-    )  # fmt: skip
+        "(default: the last)")  # fmt: skip
+    add("--json", action="store_true", help="print one JSON document instead of text")
+    add("--json-file", type=path_out, metavar="FILE.json",
+        help="write that document to a file, in addition to the text")  # fmt: skip
+    add("--page", type=path_out, metavar="FILE.html",
+        help="write a self-contained page of the incident")  # fmt: skip
+    add("--metrics", type=path_in, metavar="LOG", help="with --page: the training's log of "
+        "losses, any that rmetric replay reads")  # fmt: skip
+    add("--telemetry", type=path_in, metavar="RECORDING",
+        help="with --page: GPU readings recorded by rmetric telemetry --jsonl")  # fmt: skip
     add_jobs(parser, "processes that read files")
 
 

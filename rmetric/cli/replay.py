@@ -60,37 +60,26 @@ recovered or rose to a new level (spike, level rose, overfitting), or its audits
 
 def add_arguments(parser: argparse.ArgumentParser, num_plots: int = 0) -> None:
     """Args: num_plots: runs that are drawn where nothing else is asked for."""
-    parser.add_argument(
-        "paths", nargs="*", type=path_in, default=[DEFAULT_LOGS], metavar="PATH",
-        help=f"log, folder or glob (default: {DEFAULT_LOGS})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=path_out, metavar="DIR",
+    add = parser.add_argument
+    add("paths", nargs="*", type=path_in, default=[DEFAULT_LOGS], metavar="PATH",
+        help=f"log, folder or glob (default: {DEFAULT_LOGS})")  # fmt: skip
+    add("--out", type=path_out, metavar="DIR",
         help=f"folder for the results (default: {DEFAULT_OUT}, with a number where its index "
-        "holds other runs)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--preset", choices=sorted(PRESETS),
-        help="settings of the metric: the paper's simulation (windows of 1000) or its case "
-        "study (windows of 100, |ΔL| over 10) (default: those that the log states, or simulation)",
-    )  # fmt: skip
+        "holds other runs)")  # fmt: skip
+    add("--preset", choices=sorted(PRESETS),
+        help="settings of the metric: the paper's simulation (windows of 1000) or its case study "
+        "(windows of 100, |ΔL| over 10) (default: the log's own, or simulation)")  # fmt: skip
     add_mapping(parser)
     add_thresholds(parser)
-    parser.add_argument(
-        "--plots", type=parse_plots, nargs="?", const=_ALL, metavar="all|none|N",
+    add("--plots", type=parse_plots, nargs="?", const=_ALL, metavar="all|none|N",
         help="runs to draw as PNG and PDF files too, all or the first ones "
-        f"(default: {num_plots or 'none'})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--most-records", type=whole(1), metavar="N",
+        f"(default: {num_plots or 'none'})")  # fmt: skip
+    add("--most-records", type=whole(1), metavar="N",
         help="records of a log that are held in memory, about 2 kB each; of a log with more "
         "every 2nd, 4th, 8th ... is judged, with a note; an evaluation, an event or a value that "
-        f"is not finite is left out last (default: {MOST_RECORDS})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--exit-on-alarm", action="store_true",
-        help="end with 3, 4 or 5 by the worst verdict, see the exit codes",
-    )  # fmt: skip
+        f"is not finite is left out last (default: {MOST_RECORDS})")  # fmt: skip
+    add("--exit-on-alarm", action="store_true",
+        help="end with 3, 4 or 5 by the worst verdict, see the exit codes")  # fmt: skip
     parser.set_defaults(num_plots=num_plots)
 
 

@@ -31,27 +31,19 @@ ended it in a shell; 2 the command line is wrong, or the command cannot be start
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "command", nargs="+", metavar="-- COMMAND", help="the training: a program and its arguments"
-    )
-    parser.add_argument(
-        "--log", type=path_out, metavar="FILE",
-        help=f"log of the monitor; an older one is moved aside (default: {DEFAULTS['log']})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--rescue", action=argparse.BooleanOptionalAction,
-        help="go back to a snapshot of before a fault, leave bad steps out (default: no)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--webhook", metavar="URL",
-        help="post alarms and decisions there; RMETRIC_WEBHOOK keeps the address from other users",
-    )  # fmt: skip
-    parser.add_argument(
-        "--audits", nargs="?", const="1", metavar="NAMES",
+    add = parser.add_argument
+    add("command", nargs="+", metavar="-- COMMAND",
+        help="the training: a program and its arguments")  # fmt: skip
+    add("--log", type=path_out, metavar="FILE", help="log of the monitor; an older one is moved "
+        f"aside (default: {DEFAULTS['log']})")  # fmt: skip
+    add("--rescue", action=argparse.BooleanOptionalAction, help="go back to a snapshot of before "
+        "a fault, leave bad steps out (default: no)")  # fmt: skip
+    add("--webhook", metavar="URL", help="post alarms and decisions there; RMETRIC_WEBHOOK keeps "
+        "the address from other users")  # fmt: skip
+    add("--audits", nargs="?", const="1", metavar="NAMES",
         help="look for silent errors: all (default), NAMES with commas between them, all but those "
-        "with a minus: --audits=-resume,-batches, or with --no-audits for none",
-    )  # fmt: skip
-    parser.add_argument("--no-audits", dest="audits", action="store_const", const="0")
+        "with a minus: --audits=-resume,-batches, or with --no-audits for none")  # fmt: skip
+    add("--no-audits", dest="audits", action="store_const", const="0")
 
 
 def run(options: argparse.Namespace) -> int:

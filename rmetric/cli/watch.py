@@ -33,35 +33,24 @@ or was removed, 2 the command line is wrong, 3 an alarm with --exit-on-alarm, 13
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=path_in, metavar="PATH", help="the log")
+    add = parser.add_argument
+    add("path", type=path_in, metavar="PATH", help="the log")
     add_mapping(parser)
     add_thresholds(parser)
     online = sorted(name for name, entry in DETECTORS.items() if not entry.sees_future)
-    parser.add_argument(
-        "--detector", choices=online, metavar="NAME", default=DEFAULT_DETECTOR,
-        help=f"detector to apply (default: %(default)s): {', '.join(online)}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--webhook", metavar="URL",
-        help="post alarms, and alarms that turn into a failure, to URL as JSON; three attempts",
-    )  # fmt: skip
-    parser.add_argument(
-        "--exit-on-alarm", action="store_true", help="end with code 3 at the first alarm"
-    )
-    parser.add_argument(
-        "--stop-after", type=seconds, metavar="SECONDS",
-        help="end with code 0 when the log has not grown for SECONDS (default: never)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--from-start", action="store_true",
+    add("--detector", choices=online, metavar="NAME", default=DEFAULT_DETECTOR,
+        help=f"detector to apply (default: %(default)s): {', '.join(online)}")  # fmt: skip
+    add("--webhook", metavar="URL", help="post alarms, and alarms that turn into a failure, to "
+        "URL as JSON; three attempts")  # fmt: skip
+    add("--exit-on-alarm", action="store_true", help="end with code 3 at the first alarm")
+    add("--stop-after", type=seconds, metavar="SECONDS",
+        help="end with code 0 when the log has not grown for SECONDS (default: never)")  # fmt: skip
+    add("--from-start", action="store_true",
         help="treat alarms in the existing part of the log as new: post them and end with code 3 "
-        "(default: they are printed only)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--wait", type=wait_seconds, metavar="SECONDS", default=0.0,
+        "(default: they are printed only)")  # fmt: skip
+    add("--wait", type=wait_seconds, metavar="SECONDS", default=0.0,
         help="wait up to SECONDS for a log that is not there yet; inf: without end "
-        "(default: do not wait)",
-    )  # fmt: skip
+        "(default: do not wait)")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
