@@ -30,8 +30,8 @@ KERNEL_LINE = re.compile(
 )
 
 
-class Restart(NamedTuple):
-    """A launcher's line, the step lines before it, and the node, rank or task that wrote it."""
+class Place(NamedTuple):
+    """A line, the number of step lines before it, and the node, rank or task that wrote it."""
 
     line: int
     steps: int
@@ -60,12 +60,12 @@ class StartMarks:
 
     def __init__(self) -> None:
         #: a launcher's lines that it starts its ranks again
-        self.restarts: list[Restart] = []
+        self.restarts: list[Place] = []
         self.steps = self._last_step = 0
         #: (line, template, step lines before it, the last of them, rank) of each mark
-        self.marks: list[tuple[int, int, int, int, int]] = []
+        self._marks: list[tuple[int, int, int, int, int]] = []
         #: lines of failures and planned ends
-        self.ends: list[int] = []
+        self._ends: list[int] = []
         #: entry -> its occurrences, the steps before the last, the different numbers of steps;
         #: None of one that is not followed (any more)
         self._seen: dict[int, list[int] | None] = {}
@@ -73,7 +73,7 @@ class StartMarks:
     @property
     def progress(self) -> int:
         """Number of step lines, failures and planned ends so far."""
-        return self.steps + len(self.ends)
+        return self.steps + len(self._ends)
 
     def follows(self, template: int) -> bool:
         """True if the entry is one of the beginning, and every occurrence is wanted."""
@@ -96,9 +96,9 @@ class StartMarks:
             seen[2] += 1
         if seen[2] > MAX_STEPS_OF_TEMPLATE or seen[0] > MAX_OCCURRENCES:
             self._seen[template] = None
-            self.marks = [mark for mark in self.marks if mark[1] != template]
+            self._marks = [mark for mark in self._marks if mark[1] != template]
             return False
-        self.marks.append((line, template, self.steps, self._last_step, rank))
+        self._marks.append((line, template, self.steps, self._last_step, rank))
         return True
 
     def add_step(self, line: int) -> None:
@@ -108,20 +108,40 @@ class StartMarks:
 
     def add_end(self, line: int) -> None:
         """Record a failure or a planned end; the lines come in any order."""
-        if len(self.ends) < MAX_ENDS:
-            self.ends.append(line)
+        if len(self._ends) < MAX_ENDS:
+            self._ends.append(line)
 
     def add_restart(self, line: int, steps: int, writer: str = "") -> None:
         """Record that a launcher starts its ranks again, after so many step lines."""
         if len(self.restarts) < MAX_OCCURRENCES:
-            self.restarts.append(Restart(line, steps, writer))
+            self.restarts.append(Place(line, steps, writer))
+
+    def ends(self) -> list[int]:
+        """Lines of failures and planned ends, in order."""
+        return sorted(self._ends)
+
+    def marks(self) -> list[Mark]:
+        """All of them, in the order of their lines."""
+        ends, marks = self.ends(), list[Mark]()
+        for line, template, steps, last, rank in self._marks:
+            before = bisect_left(ends, line)
+            ended = before > 0 and ends[before - 1] >= last
+            marks.append(Mark(line, template, steps, before, ended, rank))
+        return marks
 
 
-#: Least share of a beginning's entries that recur, behind a failure, at the next one; and where no
-#: step was made before it, of their number.
-MIN_SHARE, MIN_TIMES_SHARE = 0.4, 0.8
-#: Of so many of the first entries that are written once this share is enough, or the very first.
-LEADING, LEADING_SHARE = 4, 0.75
+#: Least share of a beginning's entries that recur at the next one, and of all of them where no
+#: step was made or nothing else tells of a start.
+MIN_SHARE = 0.4
+MIN_WHOLE_SHARE = 0.6
+#: So many entries, and the whole share, are a start without a failure before it.
+MANY_ENTRIES = 8
+#: Where no step was made, so many of the first entries that were written once must recur, or this
+#: share of the beginning's number.
+LEADING = 4
+LEADING_SHARE = 0.75
+MIN_TIMES_SHARE = 0.8
+#: Behind a failure so many of the very first entries are enough, if they were written once.
 LEADS = 2
 #: Steps that other ranks may log between the first lines of a beginning.
 INTERLEAVED_STEPS = 2
@@ -129,17 +149,18 @@ INTERLEAVED_STEPS = 2
 
 def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
-    ends, marks = sorted(found.ends), list[Mark]()
-    for line, template, steps, last, rank in found.marks:
-        before = bisect_left(ends, line)
-        ended = before > 0 and ends[before - 1] >= last
-        marks.append(Mark(line, template, steps, before, ended, rank))
-    begun = attempt_starts(marks, last_end=max(ends, default=0))
-    made = {(one.steps, one.ends): one.line for one in reversed(begun)}
+    ends = found.ends()
+
+    def same(one: Mark, other: Place) -> bool:
+        """True if nothing was made, and nothing failed, between two lines."""
+        between = bisect_left(ends, one.line) != bisect_left(ends, other.line)
+        return one.steps == other.steps and not between
+
+    begun = attempt_starts(found.marks(), last_end=ends[-1] if ends else 0)
     restarts = [
-        one
-        for one in _of_launchers(found.restarts)
-        if made.get((one.steps, bisect_left(ends, one.line)), one.line + 1) > one.line
+        restart
+        for restart in _of_launchers(found.restarts)
+        if not any(one.line <= restart.line and same(one, restart) for one in begun)
     ]
     # What begins behind such a line is the same attempt.
     starts = {
@@ -150,9 +171,9 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
     return tuple(sorted(starts | {one.line + 1 for one in restarts}))
 
 
-def _of_launchers(restarts: Sequence[Restart]) -> list[Restart]:
+def _of_launchers(restarts: Sequence[Place]) -> list[Place]:
     """Restarts; where the launcher of each node states one after the same steps, the last."""
-    found: list[Restart] = []
+    found: list[Place] = []
     stated: set[str] = set()
     for one in restarts:
         if found and one.writer and one.writer not in stated and one.steps == found[-1].steps:
@@ -165,36 +186,24 @@ def _of_launchers(restarts: Sequence[Restart]) -> list[Restart]:
 
 
 class _Beginning:
-    """The entries from one mark on until the training makes progress or fails.
-
-    `once`: the first of those that are written once, as a launcher or a script writes its own.
-    """
+    """The entries from one mark on until the training makes progress or fails."""
 
     def __init__(self, marks: Sequence[Mark], begin: int) -> None:
-        first, end = marks[begin], begin
-        steps = first.steps + INTERLEAVED_STEPS
-        while end < len(marks) and marks[end].steps <= steps and marks[end].ends <= first.ends:
+        steps, ends, end = marks[begin].steps + INTERLEAVED_STEPS, marks[begin].ends, begin
+        while end < len(marks) and marks[end].steps <= steps and marks[end].ends <= ends:
             end += 1
-        self.first, self.marks = first, marks[begin:end]
-        self.counts = Counter(mark.template for mark in self.marks)
+        self.marks = marks[begin:end]
+        self.order = [mark.template for mark in self.marks]
+        self.counts = Counter(self.order)
         self.once = [template for template, times in self.counts.items() if times == 1][:LEADING]
 
-    def recurs(self, found: _Beginning, origin: Mark, last_end: int) -> bool:
-        """True if another one is its repetition, after an attempt that began at `origin`."""
-        first, shared = found.first, found.counts.keys() & self.counts.keys()
-        leads = self.once[:LEADS] == [*found.counts][:LEADS] and len(self.once) >= LEADS
-        if len(shared) < MIN_ENTRIES:  # the head of a script, before one that fails at once
-            whole = self.once[:LEADS] == [*self.counts][:LEADS]
-            return leads and whole and first.ended and first.line < last_end
-        # Other ranks may begin after the first of them failed, and an evaluation or an epoch
-        # repeats a part of the beginning.
-        most = max(2, LEADING_SHARE * len(self.once))
-        if leads or (first.template in self.once and len(shared & {*self.once}) >= most):
-            return True
-        if not first.ended or len(shared) < MIN_SHARE * len(self.counts):
-            return False
-        times = (found.counts & self.counts).total()
-        return first.steps > origin.steps or times >= MIN_TIMES_SHARE * self.counts.total()
+    def begins_with(self, templates: Sequence[int]) -> bool:
+        """True if these two are the first different templates in it."""
+        return [*self.counts][:LEADS] == [*templates][:LEADS] and len(templates) >= LEADS
+
+    def fails_at_once(self, again: _Beginning) -> bool:
+        """True for a head of entries that are written once, as a script's is, and recur."""
+        return self.order[:LEADS] == self.once[:LEADS] and again.begins_with(self.order)
 
 
 def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Mark]:
@@ -208,25 +217,50 @@ def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Mark]:
         return []
     starts: list[Mark] = []
     first = current = _Beginning(marks, 0)
-    at, tried = 0, (0, 0)
+    origin, at, tried = marks[0], 0, (0, 0)
     #: entries that the ranks have written since the attempt began
     written: set[tuple[int, int]] = set()
     while at < len(marks):
-        mark, origin = marks[at], current.first
+        mark = marks[at]
         under_way = mark.steps > origin.steps or mark.ends > origin.ends
         again = mark.template in current.counts or mark.template in first.counts
+        # What follows in the same place has less in common with a beginning, if it does not lead.
+        leads = mark.template in (*current.once[:LEADS], *first.once[:LEADS])
+        news = leads or (mark.steps, mark.ends) != tried
         # A rank that had not written it begins later than others.
         known = mark.rank < 0 or (mark.template, mark.rank) in written
-        # What follows in the same place has less in common with a beginning, if it does not lead.
-        news = (mark.steps, mark.ends) != tried or mark.template in (*current.once, *first.once)
-        if under_way and again and known and news:
+        if under_way and again and news and known:
             tried, found = (mark.steps, mark.ends), _Beginning(marks, at)
-            if any(one.recurs(found, origin, last_end) for one in (current, first)):
+            before = (first,) if current is first else (current, first)
+            if (mark.ended and mark.line < last_end and first.fails_at_once(found)) or any(
+                _recurs(found, one, origin) for one in before
+            ):
                 starts.append(mark)
-                current = found
+                current, origin = found, mark
                 written = {(one.template, one.rank) for one in found.marks}
                 at += len(found.marks)
                 continue
         written.add((mark.template, mark.rank))
         at += 1
     return starts
+
+
+def _recurs(found: _Beginning, before: _Beginning, origin: Mark) -> bool:
+    """True if what a beginning has is found again, after an attempt that began at `origin`."""
+    again, counts, once, mark = found.counts, before.counts, before.once, found.marks[0]
+    made_steps, leads = mark.steps > origin.steps, mark.template in once[:LEADS]
+    shared = again.keys() & counts.keys()
+    # What is written once is of a launcher; other ranks may begin after the first of them failed,
+    # and an evaluation or an epoch repeats a part of the beginning.
+    if len(shared) >= MIN_ENTRIES and leads and (
+        found.begins_with(once) or len(shared & {*once}) >= max(2, LEADING_SHARE * len(once))
+    ):  # fmt: skip
+        return True
+    share = (MIN_SHARE if made_steps else MIN_WHOLE_SHARE) * len(counts)
+    if len(shared) < max(min(len(counts), MIN_ENTRIES) if made_steps else MIN_ENTRIES, share):
+        return False
+    if made_steps:
+        whole = len(shared) >= max(MANY_ENTRIES, MIN_WHOLE_SHARE * len(counts))
+        return whole or mark.ended
+    times = sum(min(again[template], counts[template]) for template in shared)
+    return times >= MIN_TIMES_SHARE * before.counts.total()

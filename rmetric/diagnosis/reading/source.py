@@ -315,7 +315,7 @@ class LogSource:
         with self.path.open("rb") as file:
             start = file.read(4096)
             packed = is_packed(start) or utf16(start) is not None or self._is_export
-            if packed or self.size <= BLOCK:
+            if packed or self.size <= max(BLOCK, 2 * SAMPLED):
                 return sample
             sample = sample[: len(sample) * SAMPLED // size]
             for at in range(1, PIECES + 1):
