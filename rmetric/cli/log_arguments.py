@@ -18,10 +18,8 @@ def add_mapping(parser: argparse.ArgumentParser) -> None:
 
 
 def add_thresholds(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--thresholds", type=parse_thresholds, metavar="FILE",
-        help="for the calibrated detector, as `rmetric calibrate` writes them (default: shipped)",
-    )  # fmt: skip
+    help_text = "for the calibrated detector, as `rmetric calibrate` writes them (default: shipped)"
+    parser.add_argument("--thresholds", type=parse_thresholds, metavar="FILE", help=help_text)
 
 
 def parse_thresholds(text: str) -> Thresholds:

@@ -34,13 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "learn", help="make a pool of events from jobs that succeeded", epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    learn.add_argument(
-        "paths", nargs="+", type=path_in, metavar="PATH", help="file or folder: the logs of one job"
-    )
-    learn.add_argument("--job", required=True, metavar="NAME", help="name of this kind of job")
-    learn.add_argument(
-        "--out", type=path_out, metavar="FILE", help="(default: NAME.json, in this folder)"
-    )
+    add = learn.add_argument
+    add("paths", nargs="+", type=path_in, metavar="PATH",
+        help="file or folder: the logs of one job")  # fmt: skip
+    add("--job", required=True, metavar="NAME", help="name of this kind of job")
+    add("--out", type=path_out, metavar="FILE", help="(default: NAME.json, in this folder)")
     add_jobs(learn, "processes that read the files of a job")
 
 

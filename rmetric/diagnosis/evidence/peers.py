@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from rmetric.diagnosis.evidence.scene import Row, Scene, divided
-from rmetric.diagnosis.facts.job import Iteration, Job, Occurrence
+from rmetric.diagnosis.facts.job import Iteration, Occurrence
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.patterns.recorder import culprits
 from rmetric.diagnosis.patterns.spatial import Peer, peer_outliers, peers, robust_deviation
@@ -36,29 +36,23 @@ LEAST_SHARE = 0.9
 MAX_ODD = 12
 #: Events of an outlier that are unusual ones (L4, section 4.3).
 MAX_OF_OUTLIER = 3
-#: Largest share of the peers that are outliers (or one peer).
+#: Largest share of the peers that are outliers (or one peer), and least number to compare.
 MAX_OUTLIER_SHARE = 0.25
+MIN_PEERS = 3
 #: Least share of the peers that makes a behaviour usual.
 MIN_USUAL_SHARE = 0.6
-#: Least lead, in seconds, of an early end.
+#: Least lead of an early end: in seconds, in entries per peer of a log that all share, and in
+#: robust deviations of the peers' ends.
 MIN_LAG_SECONDS = 10.0
-#: Least lead of an early end, in robust deviations of the peers' ends.
+MIN_LAG_ENTRIES = 5.0
 MIN_LAG_DEVIATIONS = 3.0
 #: Scale of a lag in steps: one step may be chance, since a job ends between two ranks' lines.
 LAG_SCALE_STEPS = 3.0
-#: Least entries per peer after a rank's last entry, in a log that all share.
-MIN_LAG_ENTRIES = 5.0
-#: Least number of peers to compare.
-MIN_PEERS = 3
-#: Scale, in entries per peer, of the weight of silence: a single expected entry may have been
-#: lost where lines of many ranks ran into each other.
+#: Scale of the weight of silence, in entries of the peer that logs fewest: a single expected entry
+#: may have been lost where lines of many ranks ran into each other.
 ENTRIES_SCALE = 4.0
-#: Factor on leaders, which have own duties.
-LEADER_STRENGTH = 0.3
 #: Least strength of a silence that may explain a failure: it is of one or two ranks, not of many.
 MIN_SILENCE = 0.6
-#: Entries of the rank that logs fewest, at which a silent rank has 63 % of its weight.
-FEWEST_SCALE = 3.0
 
 
 def recorders(scene: Scene) -> list[Row]:
@@ -130,15 +124,11 @@ def not_finite(scene: Scene) -> Iterator[Row]:
 
 
 def absences(scene: Scene) -> list[Row]:
-    """Rows against the ranks that lack something, the strongest first.
-
-    Their kinds are "silent", "ended early" and "missing event".
-    """
+    """Rows against the ranks that are silent or end early, the strongest first."""
     every = peers(scene.job)
     active = [one for one in every if one.stream is not None]
     absent = [*_silent(every, active), *_ended_early(scene, active)]
     found = [_explaining(scene, row) for row in absent]
-    found += _missing(scene.job, active)
     return sorted(found, key=lambda one: (-one.strength, one.target, one.kind))
 
 
@@ -158,21 +148,14 @@ def _few(count: int, of: int) -> bool:
     return 0 < count <= max(1.0, MAX_OUTLIER_SHARE * of)
 
 
-def _weight(active: Sequence[Peer]) -> float:
-    """Weight of one peer's silence, 0 to 1, by the entries of the others."""
-    usual = median(sum(one.counts.values()) for one in active)
-    return 1.0 - exp(-float(usual) / ENTRIES_SCALE)
-
-
 def _silent(every: Sequence[Peer], active: Sequence[Peer]) -> list[Row]:
     many = len(every) - len(active)
     if not _few(many, len(every)):
         return []
     # Where the others hardly log, as all ranks but the first may, a silence means little.
     fewest = min(sum(one.counts.values()) for one in active)
-    weight = min(_weight(active), 1.0 - exp(-float(fewest) / FEWEST_SCALE))
+    strength = round((1.0 - exp(-fewest / ENTRIES_SCALE)) / many**0.5, 3)
     words = f"logged nothing; {len(active)} of {len(every)} ranks did"
-    strength = round(weight / many**0.5, 3)
     return [Row(one.name, "silent", words, strength) for one in every if one.stream is None]
 
 
@@ -204,25 +187,6 @@ def _ended_early(scene: Scene, active: Sequence[Peer]) -> list[Row]:
             if name not in found or strength > found[name].strength:
                 found[name] = Row(name, "ended early", words.format(lag), strength)
     return list(found.values())
-
-
-def _missing(job: Job, active: Sequence[Peer]) -> list[Row]:
-    """Events that all peers but a few have."""
-    lacks: dict[str, list[str]] = {}
-    for event in job.events if len(active) >= MIN_PEERS else ():
-        without = [one for one in active if not one.counts.get(event.number)]
-        if _few(len(without), len(active)) and len(without) <= MIN_PEERS:
-            for one in without:
-                lacks.setdefault(one.name, []).append(event.template)
-    leads = {one.name for one in active if one.leads}
-    found = []
-    for name, events in lacks.items():
-        strength = _weight(active) * (1.0 - 0.5 ** len(events))
-        strength = round(strength * (LEADER_STRENGTH if name in leads else 1.0), 3)
-        more = f" (and {len(events) - 1} more)" if len(events) > 1 else ""
-        words = f"lacks an event that all others logged: {events[0][:60]}{more}"
-        found.append(Row(name, "missing event", words, strength))
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
