@@ -1,4 +1,8 @@
-"""Deliver the monitor's alerts: to its log, to `logging`, to other ranks and to the actions."""
+"""Deliver the monitor's alerts: to its log, to `logging`, to other ranks and to the actions.
+
+`judges.py` and `monitor.py` decide them. Actions have them by `raise_alert`, joint ones later by
+`run_joint_actions`; alerts of the kind "exchange" and findings of audits are only logged.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def build_tables(
         made = [
             published_tables.approaches(taken_apart),
             scenarios(metric),
-            published_tables.detectors(taken_apart),
+            published_tables.published_detectors(taken_apart),
             published_tables.faults(taken_apart),
             published_tables.claims_table(taken_apart, case_studies),
             weights(metric),
