@@ -187,7 +187,7 @@ def test_the_numbers_of_the_paper_stand_in_columns_that_say_so(analysis):
 
 def test_the_published_study_shows_the_published_number_beside_the_papers(published):
     assert published_tables.is_published(published.metric.study)
-    table = published_tables.detectors(published)
+    table = published_tables.published_detectors(published)
     names = [column.label for column in table.columns]
     row = dict(zip(names, table.rows[0], strict=True))
     assert (row["Method"], row["TP"], row["FP"], row["FN"]) == (
