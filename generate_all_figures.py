@@ -33,7 +33,7 @@ with ends_at_once():
     from rmetric.logs import write_atomically
     from rmetric.reporting.style import save, style
     from studies.paper.figures import build_figures, diagrams, dot_version, kept
-    from studies.paper.script import folder_for, parser, provenance, say, say_what_was_read
+    from studies.paper.script import folder_for, parser, provenance, report_inputs, say
     from studies.paper.tables import FEW_RUNS
 
 #: For simulating the studies of figure 6, the only part that takes seconds.
@@ -91,7 +91,7 @@ def report(study: Study, dot: str | None) -> int:
     if len(study.reference) < FEW_RUNS:
         failed = sum(run.truth is not None and run.truth.failed for run in study.reference)
         say(f"only {len(study.reference)} runs, of which {failed} failed: the curves are coarse")
-    say_what_was_read(study)
+    report_inputs(study)
     return 1 if study.skipped else 0
 
 

@@ -37,7 +37,7 @@ with ends_at_once():
     from studies.common.real_runs import read_summaries
     from studies.common.renderers import RENDERERS, to_text
     from studies.common.table import Table
-    from studies.paper.script import folder_for, parser, provenance, say, say_what_was_read
+    from studies.paper.script import folder_for, parser, provenance, report_inputs, say
     from studies.paper.slim_tables import SLIM, slim_tex
     from studies.paper.tables import FEW_RUNS, build_tables
 
@@ -90,7 +90,7 @@ def report(study: Study, disagreements: Sequence[str]) -> int:
         say(f"no logs in {study.folder / f'logs_{mode}'}: its rows are left out")
     if len(study.reference) < FEW_RUNS:
         say(f"only {len(study.reference)} runs: the intervals are wide")
-    say_what_was_read(study)
+    report_inputs(study)
     for disagreement in disagreements:
         say(f"the log contradicts its records, from which R was recomputed: {disagreement}")
     return 1 if study.skipped or disagreements else 0

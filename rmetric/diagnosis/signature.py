@@ -143,10 +143,10 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 #: Their ids; library/inferred.yaml says the rest.
 SILENT = "rank_fell_silent"
 FINISHED_ALONE = "rank_finished_early"
-STARTED_OTHERWISE = "settings_differ"
+SETTINGS_DIFFER = "settings_differ"
 NOT_ENTERED = "collective_not_entered"
 DIFFERENT = "collectives_differ"
-ELSEWHERE = "rank_stands_elsewhere"
+STACK_DIFFERS = "rank_stands_elsewhere"
 NOT_FINITE = "loss_not_finite"
 HUNG = "training_hung"
 

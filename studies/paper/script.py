@@ -50,7 +50,7 @@ def folder_for(study: Study, what: str) -> Path:
     return Path("results", *own, what)
 
 
-def say_what_was_read(study: Study) -> None:
+def report_inputs(study: Study) -> None:
     """Print warnings about the logs."""
     for skipped in study.skipped:
         say(f"skipped {skipped}")

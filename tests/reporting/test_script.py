@@ -8,7 +8,7 @@ import pytest
 
 from rmetric.evaluation import Study
 from rmetric.records import Run
-from studies.paper.script import folder_for, say_what_was_read
+from studies.paper.script import folder_for, report_inputs
 from studies.paper.tables import FEW_RUNS
 
 
@@ -36,7 +36,7 @@ def test_no_study_and_no_look_at_a_sample_replaces_the_results_of_another(recipe
 
 
 def test_runs_of_two_studies_in_one_folder_are_named(capsys):
-    say_what_was_read(study("emergent", "emergent"))
+    report_inputs(study("emergent", "emergent"))
     assert capsys.readouterr().err == ""
-    say_what_was_read(study("emergent", "stress"))
+    report_inputs(study("emergent", "stress"))
     assert "several studies are pooled: recipes emergent, stress" in capsys.readouterr().err

@@ -22,12 +22,12 @@ from rmetric.diagnosis.patterns.values import NumberOutlier, loss_not_finite, se
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.signature import (
     DIFFERENT,
-    ELSEWHERE,
     FINISHED_ALONE,
     NOT_ENTERED,
     NOT_FINITE,
+    SETTINGS_DIFFER,
     SILENT,
-    STARTED_OTHERWISE,
+    STACK_DIFFERS,
 )
 
 #: Share of its strength that evidence of a recorder has where hardly any other waits.
@@ -72,11 +72,13 @@ def stacks(scene: Scene) -> Iterator[Row]:
     odd = scene.odd_stacks.items()
     kind = "stack" if any(one.stays for _, one in odd) else "stack of one that moves"
     yield from divided(
-        Row(name, kind, one.words, 1.0, ELSEWHERE, stage=one.awaits) for name, one in odd if name
+        Row(name, kind, one.words, 1.0, STACK_DIFFERS, stage=one.awaits)
+        for name, one in odd
+        if name
     )
     for name, one in odd:
         if not name and one.awaits:  # of a process of which no more is known
-            yield Row("", "stack", one.words, 1.0, ELSEWHERE, stage=one.awaits)
+            yield Row("", "stack", one.words, 1.0, STACK_DIFFERS, stage=one.awaits)
     yield from divided(
         Row(name, "stack in a collective", one.words, 1.0, DIFFERENT)
         for name, one in odd
@@ -100,7 +102,7 @@ def unlike_settings(scene: Scene) -> list[Row]:
     odd = setting_outliers(scene.job, scene.known.siblings) if not scene.job.trained else []
     first = {name: stream.first for name, stream in scene.job.streams.items()}
     return divided(
-        Row(name, "settings", words, 1.0, STARTED_OTHERWISE, first[name]) for name, words in odd
+        Row(name, "settings", words, 1.0, SETTINGS_DIFFER, first[name]) for name, words in odd
     )
 
 
