@@ -32,7 +32,7 @@ from rmetric.guard.planner.cluster import GPUS, Cluster, Gpu, reach
 from rmetric.guard.planner.costs import estimate, memory, step_flops
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.problem import ENGINES
-from rmetric.guard.supervisor.allocation import shrink_data
+from rmetric.guard.supervisor.allocation import ShrinkData
 
 ROUNDS = 7
 #: How many model chunks a stage had in the Llama 3 runs, 126 layers over 16 stages: about 8.
@@ -165,7 +165,7 @@ def measure_survivors() -> list[dict[str, Any]]:
                 "changed": {"largest_change": 0.1},
             }
             for name, how in ways.items():
-                found = shrink_data(first, batch, **how)({"": tuple(range(left))}, first).layout
+                found = ShrinkData(first, batch, **how)({"": tuple(range(left))}, first).layout
                 pace = found.fullest_copy / found.global_batch
                 row[name] = {
                     "batch": found.global_batch,

@@ -25,7 +25,7 @@ from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.problem import ENGINES, LARGEST_CHANGE, SIZES
 from rmetric.guard.run_folder import RESUMES, RunFolder
 from rmetric.guard.supervisor import Settings
-from rmetric.guard.supervisor.allocation import allot, by_model, shrink_data
+from rmetric.guard.supervisor.allocation import ShrinkData, allot, by_model
 from rmetric.guard.supervisor.journal import FolderLockedError
 from rmetric.guard.supervisor.processes import Program, option_of
 from rmetric.guard.supervisor.supervise import Supervisor
@@ -274,7 +274,7 @@ def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]], unit
             f"--layout {given} needs {first.num_gpus} GPUs, "
             f"evenly on nodes; there are {', '.join(str(len(gpus)) for gpus in pool.values())}"
         )
-    return shrink_data(first, options.batch, unit, uneven_batch=uneven, largest_change=change)
+    return ShrinkData(first, options.batch, unit, uneven_batch=uneven, largest_change=change)
 
 
 def _first_layout(options: argparse.Namespace, gpus: int) -> Layout:

@@ -84,8 +84,8 @@ def allot(layout: Layout, pool: Pool) -> Pool | None:
 
 
 @dataclass(frozen=True)
-class shrink_data:  # a function of the remaining GPUs, named as such
-    """Allocation that changes only the number of copies (data parallelism) of `layout`.
+class ShrinkData:
+    """A planner that changes only the number of copies (data parallelism) of `layout`.
 
     `batch` is kept by accumulation, with fewer copies where these do not divide it; None if the
     training determines it. With `uneven_batch` the training splits it, so the copies need not

@@ -44,9 +44,8 @@ TORCHRUNS = ("torchrun", "ft_launcher")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 #: Options by which a user configures the rendezvous.
 _RENDEZVOUS = (
-    *("standalone", "master-addr", "master-port"),
-    *("rdzv-backend", "rdzv-endpoint", "rdzv-id"),
-)
+    "standalone", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

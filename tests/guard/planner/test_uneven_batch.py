@@ -14,7 +14,7 @@ from rmetric.guard.planner import BatchSpec, PlanOptions, check, plan
 from rmetric.guard.planner.cluster import Cluster
 from rmetric.guard.planner.problem import ENGINES, Problem
 from rmetric.guard.planner.search import idle_hints
-from rmetric.guard.supervisor.allocation import by_model, shrink_data
+from rmetric.guard.supervisor.allocation import ShrinkData, by_model
 from tests.guard.planner.test_planner import LLAMA_8B, LLAMA_70B
 from tests.guard.supervisor import options_of
 
@@ -78,14 +78,14 @@ def gpus(count: int) -> dict[str, tuple[int, ...]]:
 )
 def test_an_uneven_batch_keeps_all_survivors_at_work(survivors, batch, micro_batch):
     first = Layout.split(batch, data=survivors + 1, micro_batch=micro_batch)
-    found = shrink_data(first, batch, uneven_batch=True)(gpus(survivors), first)
+    found = ShrinkData(first, batch, uneven_batch=True)(gpus(survivors), first)
     assert found.layout.data == survivors
     assert found.layout.global_batch == batch
-    even = shrink_data(first, batch)(gpus(survivors), first)
+    even = ShrinkData(first, batch)(gpus(survivors), first)
     assert even.layout.global_batch == batch
     assert even.layout.data < 0.6 * survivors
     assert "--uneven-batch (the training splits it by rmetric.guard.batch_share)" in even.words
-    changed = shrink_data(first, batch, largest_change=0.1)(gpus(survivors), first)
+    changed = ShrinkData(first, batch, largest_change=0.1)(gpus(survivors), first)
     assert changed.layout.data >= 0.95 * survivors
     assert abs(changed.layout.global_batch / batch - 1) <= 0.1
     assert f"the batch becomes {changed.layout.global_batch} instead of {batch}" in changed.words
@@ -95,12 +95,12 @@ def test_an_uneven_batch_keeps_all_survivors_at_work(survivors, batch, micro_bat
 def test_the_slowest_copy_decides_whether_more_copies_are_of_use():
     """64 samples on 63 copies: one has two, as on 32 copies."""
     first = Layout(data=64)
-    kept = shrink_data(first, 64, uneven_batch=True)(gpus(63), first)
+    kept = ShrinkData(first, 64, uneven_batch=True)(gpus(63), first)
     assert kept.layout == Layout.split(64, data=63)
-    both = shrink_data(first, 64, uneven_batch=True, largest_change=0.1)(gpus(63), first)
+    both = ShrinkData(first, 64, uneven_batch=True, largest_change=0.1)(gpus(63), first)
     assert both.layout == Layout(data=63)
     # Where next to nothing is won the batch stays.
-    stays = shrink_data(first, 1024, uneven_batch=True, largest_change=0.1)(gpus(7), first)
+    stays = ShrinkData(first, 1024, uneven_batch=True, largest_change=0.1)(gpus(7), first)
     assert stays.layout.global_batch == 1024
 
 
@@ -113,7 +113,7 @@ def test_the_batch_is_only_changed_when_and_as_far_as_that_is_allowed(
 ):
     first = Layout(data=40, micro_batch=micro_batch)
     try:
-        plan = shrink_data(first, batch, uneven_batch=uneven, largest_change=change)
+        plan = ShrinkData(first, batch, uneven_batch=uneven, largest_change=change)
     except ValueError:
         assert not uneven
         assert batch % micro_batch

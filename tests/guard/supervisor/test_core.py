@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rmetric.guard.layout import Layout
 from rmetric.guard.supervisor import Settings
-from rmetric.guard.supervisor.allocation import allot, shrink_data
+from rmetric.guard.supervisor.allocation import ShrinkData, allot
 from rmetric.guard.supervisor.core import (
     Core,
     DropGpus,
@@ -27,7 +27,7 @@ POOL = {"": (0, 1, 2, 3)}
 
 def core(pool=POOL, state=None, again=False, **settings):
     layout = Layout(data=sum(map(len, pool.values())), accumulation=3)
-    plan = shrink_data(layout, layout.global_batch)
+    plan = ShrinkData(layout, layout.global_batch)
     rng = SimpleNamespace(random=lambda: 0.0)
     return Core(Settings(**settings), pool, plan, rng=rng, state=state, again=again)
 
@@ -114,7 +114,7 @@ def test_it_does_not_wait_for_a_checkpoint_forever():
 
 def test_a_fatal_verdict_on_an_unused_gpu_drops_it_and_leaves_the_launch_running():
     one = core(pool={"": (0, 1, 2, 3)})
-    one.plan = shrink_data(Layout(data=2), batch=2)  # 4 copies do not divide a batch of 2
+    one.plan = ShrinkData(Layout(data=2), batch=2)  # 4 copies do not divide a batch of 2
     one.supervisor_started()
     *_, launch = one.processes_ended(0.0)
     assert launch.allocation.gpus == {"": (0, 1)}

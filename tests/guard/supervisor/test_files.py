@@ -17,7 +17,7 @@ from rmetric.guard.checkpoint_dir import MANIFEST_NAME, candidates
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import Settings, journal
-from rmetric.guard.supervisor.allocation import shrink_data
+from rmetric.guard.supervisor.allocation import ShrinkData
 from rmetric.guard.supervisor.attempt import VerdictDedup, words_of
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
 from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, _error_file
@@ -160,7 +160,7 @@ def supervise(folder, code="pass"):
     """Supervise a program without heartbeats to its end; the `supervisor` lines."""
     supervisor = Supervisor(
         RunFolder(folder), program(sys.executable, "-c", code), {"": (0,)},
-        shrink_data(Layout(data=1), None), settings=Settings(poll_seconds=0.03, grace_seconds=0.2),
+        ShrinkData(Layout(data=1), None), settings=Settings(poll_seconds=0.03, grace_seconds=0.2),
         again=True, print_line=lambda line: None,
     )  # fmt: skip
     supervisor.run()

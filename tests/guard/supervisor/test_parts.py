@@ -23,7 +23,7 @@ from rmetric.guard.planner import BatchSpec, plan
 from rmetric.guard.planner.cluster import Cluster
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import Settings, processes
-from rmetric.guard.supervisor.allocation import Allocation, NothingFitsError, by_model, shrink_data
+from rmetric.guard.supervisor.allocation import Allocation, NothingFitsError, ShrinkData, by_model
 from rmetric.guard.supervisor.attempt import VerdictDedup, fresh_verdicts
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
 from rmetric.guard.supervisor.launch_failure import HeartbeatTracker
@@ -417,16 +417,16 @@ def test_a_line_at_the_terminal(line, words):
 def test_without_gpus_a_launch_names_processes():
     line = {"time": 0.0, "event": "launch", "launch": 1, "words": "DP2", "gpus": {"": [0, 1]}}
     assert console_line(line, "process")[9:] == "launch 1: DP2, 2 processes"
-    plan = shrink_data(Layout(data=2), None, "process")
+    plan = ShrinkData(Layout(data=2), None, "process")
     found = plan({"": (0, 1)}, None)
     assert (str(found), found.words) == ("TP1 x PP1 x DP2", "2 processes in 2 copies")
-    assert "batch 6 = 1 x 3 x 2" in str(shrink_data(Layout(data=2), 6)({"": (0, 1)}, None))
+    assert "batch 6 = 1 x 3 x 2" in str(ShrinkData(Layout(data=2), 6)({"": (0, 1)}, None))
 
 
 class TestPlans:
     @given(batch=st.sampled_from([12, 16, 60]), dropped=st.integers(0, 7))
     def test_the_batch_is_kept_and_no_more_gpus_are_used_than_there_are(self, batch, dropped):
-        plan = shrink_data(Layout(data=4, tensor=2, accumulation=batch // 4), batch)
+        plan = ShrinkData(Layout(data=4, tensor=2, accumulation=batch // 4), batch)
         pool = {"": tuple(range(8 - dropped))}
         if 8 - dropped < 2:
             with pytest.raises(NothingFitsError, match="1 GPU is left; one copy needs 2"):

@@ -19,7 +19,7 @@ from rmetric.cli.main import main
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import Settings, processes
-from rmetric.guard.supervisor.allocation import shrink_data
+from rmetric.guard.supervisor.allocation import ShrinkData
 from rmetric.guard.supervisor.attempt import Attempt, Look
 from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock
 from rmetric.guard.supervisor.processes import Program
@@ -40,7 +40,7 @@ def supervisor(folder, faults=(), *, more=(), gpus=2, batch=None, webhook=None, 
         RunFolder(folder),
         Program(arguments=(*AGENT, *more), prefixes={"": ()}),
         {"": tuple(range(gpus))},
-        shrink_data(Layout(data=gpus, accumulation=1 if batch is None else batch // gpus), batch),
+        ShrinkData(Layout(data=gpus, accumulation=1 if batch is None else batch // gpus), batch),
         settings=Settings(**given | {"grace_seconds": 0.2} | settings),
         webhook=webhook,
         print_line=lambda line: None,
