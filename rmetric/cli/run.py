@@ -1,9 +1,10 @@
 """Run a training's command with the monitor in it; its code stays as it is.
 
 Each Python that the command starts, also by torchrun, accelerate or deepspeed, gets our callback
-into the trainers of transformers (so of TRL, LLaMA-Factory, axolotl and others) and of Lightning.
-A trainer that has the callback already is left alone, and so is any other program: rmetric
-is imported where one of these trainers is, and nowhere else. Signals go to the command.
+into the trainers of transformers (so of TRL, LLaMA-Factory, axolotl and others) and of Lightning;
+what torchtitan logs is watched, too. A trainer that has the callback already is left alone, and so
+is any other program: rmetric is imported where one of these is, and nowhere else. Signals go to the
+command.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--audits", nargs="?", const="1", metavar="NAMES",
         help="look for silent errors: all (default), NAMES with commas between them, all but those "
         "with a minus: --audits=-resume,-batches, or with --no-audits for none")  # fmt: skip
-    add("--no-audits", dest="audits", action="store_const", const="0")
+    add("--no-audits", dest="audits", action="store_const", const="0", help="look for none")
 
 
 def run(options: argparse.Namespace) -> int:

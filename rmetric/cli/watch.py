@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--detector", choices=online, metavar="NAME", default=DEFAULT_DETECTOR,
         help=f"detector to apply (default: %(default)s): {', '.join(online)}")  # fmt: skip
     add("--webhook", metavar="URL", help="post alarms, and alarms that turn into a failure, to "
-        "URL as JSON; three attempts")  # fmt: skip
+        "URL, in its service's form or as JSON; three attempts")  # fmt: skip
     add("--exit-on-alarm", action="store_true", help="end with code 3 at the first alarm")
     add("--stop-after", type=seconds, metavar="SECONDS",
         help="end with code 0 when the log has not grown for SECONDS (default: never)")  # fmt: skip
