@@ -53,8 +53,8 @@ EXAMPLES = """examples:
 
 exit codes: 0 all logs were replayed; 1 some could not be (the index says which and why), or the
 results cannot be written; 2 the command line is wrong; 130 interrupted; with --exit-on-alarm, by
-the worst verdict (see docs/commands.md), 3 a run failed, 4 a run recovered, rose to a new
-level or learns nothing, or its audits found an error, 5 no verdict is possible, 0 all are healthy"""
+the worst verdict (see docs/commands.md), 3 a run failed, 4 a run recovered, rose to a new level
+or learns nothing, or its audits found an error, 5 no verdict is possible, 0 all are healthy"""
 
 
 def add_arguments(parser: argparse.ArgumentParser, num_plots: int = 0) -> None:

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (57_500, 292),
+    "rmetric": (57_499, 292),
     "studies": (22_681, 130),
     "tests": (45_636, 248),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_790
+MOST_WORDS = 59_788
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)

@@ -117,7 +117,7 @@ def test_a_local_rank_is_that_of_its_node():
     ("words", "blamed"),
     [
         ("KeyError: 'beans'", False),
-        ("rmetric.guard.dcp_load.NotFiniteError: the loss", False),
+        ("rmetric.monitor.protocol.ArgumentError: the loss", False),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
         ("torch.AcceleratorError: CUDA error: device-side assert triggered", False),
         ("torch.distributed.DistBackendError: NCCL error in: a.cpp:3, unhandled cuda error", False),
