@@ -339,3 +339,22 @@ def test_a_log_that_does_not_reach_its_end_is_told_first(tmp_path: Path) -> None
     for job in (read(tmp_path), ingest([tmp_path], SignatureLibrary.shipped(), cores=2)):
         assert job.cut_off == ["rank_0.log.gz"]
         assert job.notes[0].startswith("rank_0.log.gz does not reach its end: ")
+
+
+@pytest.mark.parametrize(
+    ("stated", "world", "ranks"),
+    [
+        ({0: "rank 0", 1: "rank 0", 2: "rank 0", 3: "rank 0"}, 4, {0: 0, 1: 1, 2: 2, 3: 3}),
+        ({0: "ready", 3: "ready"}, 8, {0: 0, 3: 3}),
+        ({0: "rank 5", 1: "rank 9", 2: "ready"}, 16, {0: 5, 1: 9, 2: None}),
+    ],
+    ids=["one number for all", "two of eight", "no common distance"],
+)
+def test_ranks_of_a_node_are_those_that_its_lines_can_mean(tmp_path, stated, world, ranks):
+    lines = [f"[default{at}]:{text}, world size {world}" for at, text in stated.items()]
+    lines += [f"[default{at}]:step 1 loss 3.{at}" for at in stated]
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    job = ingest([tmp_path], LIBRARY)
+    assert {one.tail[-1].text[-1]: one.rank for one in job.streams.values()} == {
+        str(at): rank for at, rank in ranks.items()
+    }

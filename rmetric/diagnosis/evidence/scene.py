@@ -166,7 +166,6 @@ class Scene:
         faults: known faults that were not survived, the first in time first.
         alone: streams that report a planned end while the others failed.
         notes: on the clocks.
-        seed: of the Isolation Forest.
     """
 
     job: Job
@@ -176,7 +175,6 @@ class Scene:
     known: HealthyReference
     notes: tuple[str, ...] = ()
     switches: Switches = Switches()
-    seed: int = 0
 
     @cached_property
     def index(self) -> RankIndex:

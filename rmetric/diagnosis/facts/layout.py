@@ -287,13 +287,13 @@ class _Node:
         # All streams of a node have the same distance between global and local rank. One that
         # states another distance than most names another rank, unless its prefix agrees.
         sure = _only(self.by_prefix)
-        stated = _only(self.stated) | sure
+        stated = {one: rank for one, rank in (_only(self.stated) | sure).items() if rank >= one}
         firsts = Counter(rank - local for local, rank in stated.items()).most_common(1)
         self.ranks = stated
         if firsts and 2 * firsts[0][1] > len(stated):
             first, self.ranks = firsts[0][0], sure
             # Whole nodes precede the ranks from the first.
-            self.first = first if first >= 0 and first % per_node == 0 else None
+            self.first = first if first % per_node == 0 else None
 
     def number(self, world: World) -> int | None:
         if self.key[0] == "task":
@@ -413,10 +413,12 @@ class RankLayout:
                 one.first = one.first or 0
 
     def _several(self, nodes: Sequence[_Node]) -> bool:
-        each, size = len(set().union(*(one.stated for one in nodes))), self.world.size or 0
+        every, size = set().union(*(one.stated for one in nodes)), self.world.size or 0
+        each = len(every) if every == {*range(len(every))} else 0
         named = [one for one in nodes if one.key[0] != "file"]
         dealt = 1 < each < size and size % each == 0
-        return self.world.several_nodes or len(named) > 1 or dealt
+        placed = any(one.first or one.ranks for one in nodes)
+        return self.world.several_nodes or len(named) > 1 or placed or dealt
 
 
 def _only(sets: Mapping[Name, set[int]]) -> dict[Name, int]:
