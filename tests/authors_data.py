@@ -1,4 +1,4 @@
-"""Where the authors' own logs lie, for tests that skip without them."""
+"""Where the authors' own and other real logs lie, for tests that skip without them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 DATA = Path(os.environ.get("RMETRIC_DATA", Path(__file__).parents[2] / "shared" / "data"))
-AUTHORS = DATA / "authors_logs"
+AUTHORS, LOGS = DATA / "authors_logs", DATA / "training_logs"
 
 needs_authors_logs = pytest.mark.skipif(
     not AUTHORS.is_dir(),
     reason="the authors' logs are absent: put them in ../shared/data or name them by RMETRIC_DATA",
+)
+needs_training_logs = pytest.mark.skipif(
+    not (LOGS / "labels.csv").is_file(),
+    reason="real logs are absent: put them in ../shared/data or name them with RMETRIC_DATA",
 )
 
 

@@ -238,7 +238,7 @@ def test_json_is_strict_whatever_a_log_brought_along():
     assert document["events"][0]["text"] == "a\x00\x1b\u2028"
 
 
-def test_a_terminal_that_knows_ascii_only_gets_the_words(broken, monkeypatch, tmp_path):
+def test_a_terminal_that_knows_ascii_only_gets_the_words(broken):
     command = [sys.executable, "-m", "rmetric", "diagnose", str(broken / "rank_2.log")]
     environment = {"PYTHONIOENCODING": "ascii", "PATH": ""}
     done = subprocess.run(command, capture_output=True, env=environment, check=False)

@@ -56,7 +56,7 @@ def test_the_report_has_versions_extras_and_permissions(capsys, monkeypatch):
     assert "extras       guard lacks psutil" in lines
 
 
-def test_a_torch_that_sees_no_gpu_it_is_built_for_is_a_problem(examined, monkeypatch, capsys):
+def test_a_torch_that_sees_no_gpu_it_is_built_for_is_a_problem(examined, capsys):
     assert examined(torch_of(gpus=0))["problems"] == [
         "torch is built for CUDA 12.8 and sees no GPU"
     ]

@@ -35,20 +35,16 @@ CONFIGS = st.builds(
 
 
 @st.composite
-def streams(draw, values=TAME, *, mixed: bool = False, max_size: int = 30) -> list[Record]:
-    """Records in order, each saying something of each signal or not.
-
-    `mixed`: every record may take each signal from another source.
-    """
+def streams(draw, values=TAME, *, max_size: int = 30) -> list[Record]:
+    """Records in order, each saying something of each signal, from any source, or not."""
     numbers = values | ODDITIES
     workers = draw(st.sampled_from([2, 4]))
     sources = st.tuples(*map(st.sampled_from, (RATE_SOURCES, VARIANCE_SOURCES, DRIFT_SOURCES)))
-    constant = draw(sources)
     records, time = [], 0.0
     for step in range(1, draw(st.integers(0, max_size)) + 1):
         begin, time = time, time + draw(st.integers(0, 4)) * 450.0
         fields: dict = {"time": time}
-        for source in draw(sources) if mixed else constant:
+        for source in draw(sources):
             if source is None or not draw(st.integers(0, 4)):
                 continue
             if source == "events":

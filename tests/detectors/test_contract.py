@@ -65,7 +65,7 @@ def test_the_papers_tables_keep_their_rows():
 
 @EVERY
 @FEW
-@given(records=streams(WILD, mixed=True))
+@given(records=streams(WILD))
 def test_the_same_seed_gives_the_same_scores(name, records):
     assert same(trace(name, run_of(records), seed=3), trace(name, run_of(records), seed=3))
 
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_scores(name, records):
 @pytest.mark.long
 @CAUSAL
 @settings(max_examples=25, deadline=None)
-@given(records=streams(WILD, mixed=True), data=st.data())
+@given(records=streams(WILD), data=st.data())
 def test_no_detector_looks_ahead_unless_it_says_so(name, records, data):
     length = data.draw(st.integers(0, len(records)))
     whole, prefix = trace(name, run_of(records)), trace(name, run_of(records[:length]))
@@ -209,7 +209,7 @@ def test_an_empty_run_has_no_alert(name):
 
 @WATCHING
 @FEW
-@given(records=streams(WILD, mixed=True))
+@given(records=streams(WILD))
 def test_a_record_with_nothing_logged_leaves_a_detector_as_it_was(name, records):
     # Every record, then nothing at the same step.
     silent = trace(name, run_of([one for r in records for one in (r, Record(step=r.step))]))

@@ -277,7 +277,7 @@ def test_a_number_in_a_files_name_is_no_part_of_an_address():
     assert (named.stream, numbered.stream) == ("node 10.0.0.7", "")
 
 
-def test_processes_in_order_are_ranks_only_where_all_are_there(tmp_path: Path) -> None:
+def test_processes_in_order_are_ranks_only_where_all_are_there() -> None:
     for world, count, names in (
         (None, 4, [f"rank {at}" for at in range(4)]),
         (8, 2, ["node n1"] * 2),

@@ -275,5 +275,4 @@ def test_an_exception_is_seen_wherever_it_stands() -> None:
 )
 def test_the_level_of_a_form_is_that_of_its_lines(line, level):
     """Forms have 0 for every number, whose digits the level's letter stands before."""
-    facts = LineAnalyser(SignatureLibrary.shipped()).facts(line.encode())
-    assert facts.level == level
+    assert FACTS(line.encode()).level == level

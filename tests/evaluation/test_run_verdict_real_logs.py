@@ -10,14 +10,9 @@ import pytest
 from rmetric import Record
 from rmetric.evaluation import judge_run
 from rmetric.readers import read_log
-from tests.authors_data import DATA
+from tests.authors_data import DATA, LOGS, needs_training_logs
 
-LOGS = DATA / "training_logs"
-
-pytestmark = pytest.mark.skipif(
-    not (LOGS / "labels.csv").is_file(),
-    reason="real logs are absent: put them in ../shared/data or name them with RMETRIC_DATA",
-)
+pytestmark = needs_training_logs
 
 
 def number(cell: str) -> float | None:

@@ -116,7 +116,7 @@ def test_an_alarm_of_the_monitor_makes_the_state_behind_its_first_bad_loss_suspe
 
 
 @pytest.mark.parametrize(("ahead", "since"), [(-1, 40), (0, 40), (500, 540), (-2, 38)])
-def test_the_steps_of_a_monitor_and_a_guard_may_be_numbered_differently(tmp_path, ahead, since):
+def test_the_steps_of_a_monitor_and_a_guard_may_be_numbered_differently(ahead, since):
     asked = []
     monitor = Monitor(nn.Linear(2, 1))
     monitor.step = 45

@@ -13,6 +13,7 @@ from rmetric.logs import read_log
 from rmetric.monitor import Monitor, MonitorConfig
 from tests.integrations.trainers import TRAINERS, make_scaler
 from tests.monitor.ranks import on_ranks
+from tests.monitor.training import flat_weights
 
 FEATURES, ROWS, STEPS, RATE = 6, 8, 36, 0.01
 #: Off the cadence of ten steps, on it, and a finite gradient that is far too large.
@@ -98,12 +99,6 @@ def outcome(weights, steps, monitor, log):
     return made
 
 
-def flat(model):
-    with torch.no_grad():
-        parts = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
-        return torch.cat([part.flatten() for part in parts]).clone()
-
-
 # -- loops; `left_out` is by hand, `actions` by a monitor
 
 
@@ -151,7 +146,7 @@ def plain(folder, actions=None, left_out=(), kind="plain", rank=0):
             break
     if monitor is not None:
         monitor.close()
-    return outcome(flat(model), step, monitor, log)
+    return outcome(flat_weights(model), step, monitor, log)
 
 
 def hugging_face(folder, actions=None, left_out=(), precision="32"):
@@ -195,7 +190,7 @@ def in_trainer(name, make_callback, leave_out, folder, actions, precision, own):
         precision=precision, **own,
     )  # fmt: skip
     steps = (trainer.state if name == "hugging_face" else trainer).global_step
-    return outcome(flat(model), steps, callback.monitor, log)
+    return outcome(flat_weights(model), steps, callback.monitor, log)
 
 
 def with_actions(train, folder, make, **settings):

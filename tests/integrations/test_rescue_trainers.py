@@ -224,7 +224,7 @@ def test_checkpoints_of_repeated_steps_are_written_again(rescue, undisturbed, tm
     assert torch.equal(found.weights, plain.weights)
 
 
-def test_a_held_training_ends_at_the_snapshot(monkeypatch, rescue, tmp_path):
+def test_a_held_training_ends_at_the_snapshot(rescue, tmp_path):
     rescue(*(Evidence(step=step, since=21, words="planted") for step in (23, 24, 25)))
     action = Rescue(RescueConfig(every=5, probation=5, far=20, budget=1, observe=1))
     found = hugging_face(tmp_path, [action], wrong=range(21, 99))

@@ -352,7 +352,7 @@ def own_rule(loop, number, batch):
 
 
 @pytest.mark.parametrize("scaler", ["passed", "unknown"])
-def test_steps_that_a_scaler_leaves_out_are_no_slip(scaler, caplog):
+def test_steps_that_a_scaler_leaves_out_are_no_slip(scaler):
     loop = Loop()
     known = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
     loop.monitor = Monitor(loop.model, loop.optimizer, scaler=known if scaler == "passed" else None)

@@ -16,6 +16,7 @@ from rmetric.monitor.actions import SkipStep, Stop
 from tests.monitor.training import (
     Clock,
     batches,
+    entries,
     make_model,
     same_weights,
     squared_error,
@@ -58,14 +59,13 @@ def named(monitor):
 
 
 def test_a_stall_of_the_data_loader_is_one_alert_that_names_the_part(clock, tmp_path):
-    monitor = train(make_model(), clock, log=tmp_path / "run.jsonl")
-    [alert] = monitor.alerts
+    log = tmp_path / "run.jsonl"
+    [alert] = train(make_model(), clock, log=log).alerts
     assert (alert.step, alert.source) == (STALLED, "stall")
     assert "20.0 s waiting for data; look at its data loader or storage" in alert.reason
-    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
-    [logged] = [line for line in lines if line["event"] == "ALERT"]
+    [logged] = entries(log, "ALERT")
     assert logged["source"] == "stall"
-    steps = {line["step"]: line for line in lines if line["event"] == "METRICS"}
+    steps = {line["step"]: line for line in entries(log, "METRICS")}
     assert steps[STALLED]["data_wait_seconds"] == pytest.approx(20.0, abs=1.0)
     assert steps[STALLED]["step_seconds"] == pytest.approx(20.0, abs=1.0)
     assert all(steps[t]["forward_backward_seconds"] > 0.0 for t in range(1, STEPS + 1))

@@ -157,11 +157,15 @@ def weights(model):
     return [p.detach().clone() for p in model.parameters()]
 
 
-def flat_weights(model):
-    """Of shards those of the whole: a collective."""
+def flat(tensors):
+    """All in one vector, of shards the whole: a collective."""
     with torch.no_grad():
-        whole = [getattr(p, "full_tensor", p.detach)() for p in model.parameters()]
+        whole = [getattr(t, "full_tensor", t.detach)() for t in tensors]
         return torch.cat([tensor.flatten() for tensor in whole])
+
+
+def flat_weights(model):
+    return flat(model.parameters())
 
 
 def same_weights(one, other):
@@ -169,7 +173,7 @@ def same_weights(one, other):
 
 
 def flat_gradient(model):
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return flat(p.grad for p in model.parameters() if p.grad is not None)
 
 
 def twin(model):

@@ -20,14 +20,9 @@ import pytest
 from rmetric import Record, Run
 from rmetric.readers import ReadLog, read_log
 from rmetric.replay.scored_run import score_run
-from tests.authors_data import DATA
+from tests.authors_data import LOGS, needs_training_logs
 
-LOGS = DATA / "training_logs"
-
-pytestmark = pytest.mark.skipif(
-    not (LOGS / "labels.csv").is_file(),
-    reason="real logs are absent: put them in ../shared/data or name them with RMETRIC_DATA",
-)
+pytestmark = needs_training_logs
 
 Row = tuple[float, ...]
 Rows = dict[str, list[Row]]

@@ -198,7 +198,7 @@ def test_an_alarm_is_told_once_however_often_its_log_is_begun_again():
     assert (watch.num_alarms, watch.num_again) == (4, 2)
 
 
-def test_a_webhook_is_tried_again_and_never_holds_up(tmp_path):
+def test_a_webhook_is_tried_again_and_never_holds_up():
     said = []
     with WebhookServer(status=500) as server:
         hook = WebhookSender(server.url + "/secret", "url", said.append, tries=3, pause=0.01)

@@ -200,7 +200,7 @@ def test_all_that_the_optimiser_moves_and_a_modules_own_state_come_back():
     assert [e["action"] for e in rescue.decisions][-1] == "go_back"
 
 
-def test_a_training_of_other_groups_is_left_as_it_is(caplog):
+def test_a_training_of_other_groups_is_left_as_it_is():
     """A group of the optimiser that came after the snapshot has no place in it."""
     kept, rescue = {}, Rescue(SMALL)
 

@@ -31,7 +31,7 @@ def on_one_rank(rank, kind, folder):
     found["held"] = train(held, kind=kind, rank=rank, evidence_of=lasting)
     found["held"]["step"] = held.held and held.held["step"]
     found["held"]["clean"] = train(kind=kind, rank=rank, steps=held.held["step"] or 1)
-    found["sick"] = sick_worker(kind, rank, twin)
+    found["sick"] = sick_worker(kind, rank)
     found["alone"] = train(OneRank(SMALL), kind=kind, rank=rank)
     return found
 
@@ -46,7 +46,7 @@ class OneRank(Rescue):
         super().before_update(broken, monitor)
 
 
-def sick_worker(kind, rank, twin):
+def sick_worker(kind, rank):
     """Rank 1 multiplies its data, and so its gradient, from executed step 18 on."""
     norms = []
 

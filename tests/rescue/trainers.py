@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset
 from rmetric.monitor import MonitorConfig
 from rmetric.rescue import RescueConfig
 from tests.integrations import trainers
+from tests.monitor.training import flat_weights
 
 FEATURES, ROWS, EPOCH, EPOCHS = 5, 4, 18, 3
 STEPS = EPOCH * EPOCHS
@@ -93,11 +94,6 @@ class Outcome:
     folder: object = None
 
 
-def flat(model):
-    with torch.no_grad():
-        return torch.cat([p.flatten() for p in model.parameters()]).clone()
-
-
 def noting(callback, hooks, place):
     """The callback, which keeps the event of each hook with the `place` of its arguments."""
     callback.calls = []
@@ -145,7 +141,7 @@ def hugging_face(folder, actions=None, *, wrong=(), **settings):
     )
     history = [one for one in trainer.state.log_history if "loss" in one or "eval_loss" in one]
     return Outcome(
-        flat(net), trainer.state.global_step, net.seen, history, notes.calls, folder / "out"
+        flat_weights(net), trainer.state.global_step, net.seen, history, notes.calls, folder / "out"
     )
 
 
@@ -163,4 +159,4 @@ def lightning(folder, actions=None, *, wrong=(), data=None, **settings):
     trainer = in_trainer(
         "lightning", RMetricCallback, notes, net, folder, actions, data=data, **usual | settings
     )
-    return Outcome(flat(net), trainer.global_step, net.seen, calls=notes.calls)
+    return Outcome(flat_weights(net), trainer.global_step, net.seen, calls=notes.calls)

@@ -15,6 +15,7 @@ import rmetric.rescue.evidence as evidence_module
 from rmetric.monitor import Monitor, MonitorConfig
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue.policy import Evidence
+from tests.monitor import training
 
 torch.set_num_threads(1)
 
@@ -173,11 +174,7 @@ def train(
 
 
 def flat(model):
-    with torch.no_grad():
-        tensors = [
-            p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.state_dict().values()
-        ]
-        return torch.cat([t.flatten().float() for t in tensors]).tolist()
+    return training.flat(t.float() for t in model.state_dict().values()).tolist()
 
 
 def same(one, other):

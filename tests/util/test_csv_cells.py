@@ -27,7 +27,7 @@ def test_numbers_stay_numbers(number):
     assert csv_cell(f"{number}") == f"{number}"
 
 
-def test_the_index_of_foreign_logs_holds_no_formula(tmp_path, capsys):
+def test_the_index_of_foreign_logs_holds_no_formula(tmp_path):
     run_id = '=HYPERLINK("http://x","y")'
     lines = [{"run_id": run_id, "step": n, "training_loss": 2.0 - n / 50} for n in range(40)]
     log = tmp_path / "=cmd|calc.jsonl"

@@ -22,7 +22,7 @@ def through_json(state):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ONLINE)
-@given(streams(values=TAME | WILD, mixed=True, max_size=30), st.integers(0, 30))
+@given(streams(values=TAME | WILD, max_size=30), st.integers(0, 30))
 @settings(max_examples=30)
 def test_every_detector_goes_on_where_it_was(name, records, cut):
     whole = DETECTORS[name].make(np.random.default_rng(1))

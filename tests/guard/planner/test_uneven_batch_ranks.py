@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from rmetric.guard.batch_share import batch_share  # noqa: E402
 from tests.monitor.ranks import on_ranks, plain_model  # noqa: E402
-from tests.monitor.training import FEATURES, squared_error  # noqa: E402
+from tests.monitor.training import FEATURES, flat, squared_error  # noqa: E402
 from tests.studies.reference_runs import losses_of, plain_losses, settings, train_on  # noqa: E402
 
 BATCH = 16
@@ -26,9 +26,7 @@ def global_batch():
 
 
 def gradient_of(model):
-    whole = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
-             for p in model.parameters()]  # fmt: skip
-    return torch.cat([each.flatten() for each in whole])
+    return flat(p.grad for p in model.parameters())
 
 
 def gradients_on(rank, at_most):

@@ -107,7 +107,7 @@ def test_the_exit_of_a_forked_rank_reaches_torchrun(folder, monkeypatch, happens
     assert report in output
 
 
-def test_a_preload_that_fails_is_reported_and_no_launch_depends_on_it(folder, monkeypatch):
+def test_a_preload_that_fails_is_reported_and_no_launch_depends_on_it(folder):
     spare = WarmSpare(["no_such_module_of_anyone"], folder / "spare.log")
     spare.start([*TORCHRUN, "train.py"], "warm-none-1", 2)
     while spare.process.poll() is None:

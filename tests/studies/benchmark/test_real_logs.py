@@ -23,15 +23,14 @@ from studies.detector_benchmark.real_logs import (
     read_manifest,
     real,
 )
-from tests.authors_data import DATA
+from tests.authors_data import LOGS, needs_training_logs
 from tests.studies.benchmark.runs import said
 
 ROOT = Path(__file__).parents[3]
-LOGS = DATA / "training_logs"
 
 
-def log(name: str, losses: list[float], every: int = 10) -> bytes:
-    rows = (json.dumps({"step": every * i, "loss": loss}) for i, loss in enumerate(losses, 1))
+def log(losses: list[float]) -> bytes:
+    rows = (json.dumps({"step": 10 * i, "loss": loss}) for i, loss in enumerate(losses, 1))
     return "\n".join(rows).encode() + b"\n"
 
 
@@ -52,8 +51,8 @@ def write_manifest(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-CALM = log("calm", [3.0] * 40)
-BROKEN = log("broken", [3.0] * 20 + [9.0] * 20)  # from step 210
+CALM = log([3.0] * 40)
+BROKEN = log([3.0] * 20 + [9.0] * 20)  # from step 210
 
 
 @pytest.fixture
@@ -87,10 +86,7 @@ def test_the_manifest_is_whole():
     assert sum(entry.label != "healthy" for entry in listed) == 41
 
 
-@pytest.mark.skipif(
-    not (LOGS / "labels.csv").is_file(),
-    reason="real logs are absent: put them in ../shared/data or name them with RMETRIC_DATA",
-)
+@needs_training_logs
 def test_the_manifest_is_made_of_the_labels(tmp_path, monkeypatch):
     monkeypatch.setattr(maker, "MANIFEST", tmp_path / "made.csv")
     assert maker.main([str(LOGS)]) == 0

@@ -234,7 +234,7 @@ def test_numbers_that_are_not_there_are_an_error_that_names_them(tmp_path, capsy
     assert "rescue.json" in capsys.readouterr().err
 
 
-def test_the_committed_picture_is_drawn_from_the_committed_numbers(tmp_path):
+def test_the_committed_picture_is_drawn_from_the_committed_numbers():
     folder = Path(__file__).resolve().parents[3] / "docs" / "figures"
     committed = json.loads((folder / "rescue.json").read_bytes())
     assert [panel["run"] for panel in committed["panels"]] == [panel.run for panel in demo.PANELS]
