@@ -10,11 +10,10 @@ from rmetric.readers.names import TARGETS
 
 
 def add_mapping(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--map", action="append", type=parse_mapping, default=[], metavar="TARGET=COLUMN",
+    add = parser.add_argument
+    add("--map", action="append", type=parse_mapping, default=[], metavar="TARGET=COLUMN",
         help="read COLUMN as TARGET where guessing by name fails; may be given more than once; "
-        f"targets: {', '.join(TARGETS)}",
-    )  # fmt: skip
+        f"targets: {', '.join(TARGETS)}")  # fmt: skip
 
 
 def add_thresholds(parser: argparse.ArgumentParser) -> None:

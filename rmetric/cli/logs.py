@@ -96,11 +96,11 @@ def _out(options: argparse.Namespace) -> Path:
 
 def _warn(paths: list[Path], jobs: list[Job], library: SignatureLibrary) -> None:
     """Warn of failed jobs: a pool of their events would hide failures."""
-    from rmetric.diagnosis.decide import decide
+    from rmetric.diagnosis.decide import gathered
     from rmetric.diagnosis.report.render import headline
 
     for path, job in zip(paths, jobs, strict=True):
-        found = decide(job, library)
+        found = gathered(job, library).diagnosis()
         others = any(other.succeeded is not None for other in jobs if other is not job)
         if found.outcome == "healthy" and (job.succeeded is not None or not others):
             continue

@@ -21,7 +21,6 @@ from rmetric.readers import OpenLog
 from rmetric.replay.follow import Follower
 from rmetric.replay.watch import ALARM, AlarmEvent, Watch, message
 
-DEFAULT_DETECTOR = "calibrated"
 ALARMED = 3
 EXAMPLES = """examples:
   rmetric watch run.jsonl --detector calibrated
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mapping(parser)
     add_thresholds(parser)
     online = sorted(name for name, entry in DETECTORS.items() if not entry.sees_future)
-    add("--detector", choices=online, metavar="NAME", default=DEFAULT_DETECTOR,
+    add("--detector", choices=online, metavar="NAME", default="calibrated",
         help=f"detector to apply (default: %(default)s): {', '.join(online)}")  # fmt: skip
     add("--webhook", metavar="URL", help="post alarms, and alarms that turn into a failure, to "
         "URL, in its service's form or as JSON; three attempts")  # fmt: skip

@@ -76,7 +76,7 @@ def diagnose(
             f"attempt is {attempt}: these logs have {count}; 1 to {count} or -{count} to -1 is "
             "accepted"
         )
-    found = decide(attempts[number - 1], library, siblings, pool)
+    found = gathered(attempts[number - 1], library, siblings, pool).diagnosis()
     return found if count == 1 else _beside_others(found, number, attempts, library)
 
 
@@ -87,7 +87,7 @@ def _beside_others(
     # The comparison of ranks finds no cause that a line states, and takes the longest.
     switches = Switches(spatial=False)
     each = [
-        found if at == number else decide(job, library, switches=switches)
+        found if at == number else gathered(job, library, switches=switches).diagnosis()
         for at, job in enumerate(attempts, 1)
     ]
     found = each[number - 1] = _still_broken(found, each[: number - 1])
@@ -130,18 +130,6 @@ def _listed(paths: Paths) -> Sequence[str | Path]:
     return [paths] if isinstance(paths, str | Path) else paths
 
 
-def decide(
-    job: Job,
-    library: SignatureLibrary,
-    siblings: Sequence[Job] = (),
-    pool: Pool | None = None,
-    *,
-    switches: Switches | None = None,
-) -> Diagnosis:
-    """The diagnosis of a job whose logs have been read."""
-    return gathered(job, library, siblings, pool, switches=switches).diagnosis()
-
-
 def gathered(
     job: Job,
     library: SignatureLibrary,
@@ -150,7 +138,7 @@ def gathered(
     *,
     switches: Switches | None = None,
 ) -> Weighed:
-    """A job with its known faults and the evidence; arguments as those of `decide`."""
+    """A job whose logs have been read, with its known faults and the evidence."""
     switches, offsets = switches or Switches(), clock_offsets(job)
     ordering = Ordering(job=job, offsets=offsets)
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}

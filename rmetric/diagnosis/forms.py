@@ -34,6 +34,8 @@ MOST_MINUTES = 64
 #: Prefixes of one form that are remembered, and different lengths of them.
 MOST_HEADS = 4096
 MOST_LENGTHS = 8
+#: Lines of a form whose time is parsed before its place is learnt: the first and the last entry.
+PARSED_TIMES = 2
 
 
 @dataclass(eq=False, slots=True)
@@ -43,12 +45,14 @@ class LineShape:
     Attributes:
         heads: matches their prefix; None where they have none.
         step, time: find these; None before the first use.
+        timed: number of times that were parsed.
     """
 
     facts: Facts
     heads: re.Pattern[bytes] | None
     step: StepPlace | None = None
     time: TimePlace | None = None
+    timed: int = 0
 
 
 class ShapeReader:
@@ -97,6 +101,9 @@ class ShapeReader:
     def time(self, line: bytes, shape: LineShape) -> float | None:
         """As `PrefixParser.time`, quicker for lines of shapes that recur."""
         if shape.time is None:
+            if shape.timed < PARSED_TIMES:
+                shape.timed += 1
+                return self.prefixes.time(line)
             shape.time = TimePlace(line, self.prefixes)
         return shape.time.time(line)
 

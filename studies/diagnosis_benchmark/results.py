@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from rmetric.diagnosis.decide import decide
+from rmetric.diagnosis.decide import gathered
 from rmetric.diagnosis.evidence import Switches
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
@@ -114,7 +114,7 @@ def score_job(case: Case) -> JobScores:
     answers = {}
     for title, off in VARIANTS.items():
         switches = Switches(**dict.fromkeys(off, False))
-        said = decide(seen.job, library, healthy, switches=switches)
+        said = gathered(seen.job, library, healthy, switches=switches).diagnosis()
         answers[title] = of_diagnosis(case, seen, said)
     answers |= of_baselines(case, seen)
     facts = (case.name, case.group, case.kind, case.outcome, seen.job.lines)

@@ -127,6 +127,11 @@ def test_what_tells_a_step_or_a_stage_passes_the_gates(pieces, gap):
     assert not stage or rules or step
 
 
+def test_a_word_of_steps_without_its_number_asks_for_no_step():
+    assert not may_state_step(zeros("loss: 1.2 | grad_norm: 0.3 | batch time | 0.2s"))
+    assert may_state_step(zeros("loss: 1.2 | batch time: 0.2s"))
+
+
 # tracebacks
 
 

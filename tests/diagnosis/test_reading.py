@@ -103,6 +103,8 @@ def test_empty_and_one_line(tmp_path):
         lines, one = read(tmp_path / name, content)
         assert lines == one.sample() == expected
         assert (one.lines, one.notes) == (len(expected), [])
+    assert source(tmp_path / "zeros.log", b"\0" * 3_000_000).sample() == []
+    (tmp_path / "zeros.log").unlink()
     assert [s.name for s in find([tmp_path]).sources] == ["empty", "one"]
 
 
@@ -402,3 +404,8 @@ def test_a_log_that_begins_with_a_hole_is_found(tmp_path):
     assert lines == TEXT.split(b"\n")[:-1]
     assert one.notes == ["100,000 zero bytes were left out"]
     assert len(find([tmp_path]).sources) == 1
+
+
+def test_numbers_before_lines_are_taken_off_the_whole_sample(tmp_path):
+    content = b"".join(b"%6d\tpod ready %d\n" % (at, at) for at in range(100_000))
+    assert {line[:9] for line in source(tmp_path / "a.log", content).sample()} == {b"pod ready"}

@@ -2,7 +2,6 @@ import logging
 
 import pytest
 
-from rmetric.cli.main import main
 from rmetric.guard.run_folder import RunFolder
 
 
@@ -15,12 +14,10 @@ def folder(tmp_path):
 def refused(capsys):
     """What a command says that ends with 2."""
 
-    def error_of(*arguments):
-        try:
-            code = main(list(map(str, arguments)))
-        except SystemExit as ended:
-            code = ended.code
-        assert code == 2
+    def error_of(command, *arguments):
+        from tests.cli.test_exit_codes import code_of  # imports the diagnosis
+
+        assert code_of(f"rmetric {command}", *map(str, arguments)) == 2
         return capsys.readouterr().err
 
     return error_of

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST = {
     "rmetric": (57_500, 292),
     "studies": (22_681, 130),
-    "tests": (45_630, 248),
+    "tests": (45_636, 248),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_788

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rmetric import Record, RMetricConfig, Run
 from rmetric._util.strict_json import parse_line
 from rmetric.cli.main import main
-from rmetric.diagnosis.decide import decide
+from rmetric.diagnosis.decide import gathered
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading import steps
@@ -430,7 +430,7 @@ def seconds(path, command, library, line: str, number: int = 2) -> float:
     path.write_text("".join(f"{line}{end}\n" for end in "abcd"[:number]))
     began = time.process_time()
     if command == "diagnose":
-        decide(ingest([path], library, cores=1), library)
+        gathered(ingest([path], library, cores=1), library).diagnosis()
     else:
         with contextlib.suppress(LogError):
             read_log(path, {"loss": "ce"} if "map" in command else {})
@@ -500,7 +500,8 @@ def test_the_work_of_a_diagnosis_grows_with_the_ranks_and_not_with_their_square(
             write(tmp_path, f"rank_{rank}.log", text)
         job, profile = ingest([tmp_path], library), cProfile.Profile()
         job.matches, job.streams = Counted(job.matches), Counted(job.streams)
-        profile.runcall(decide, job, library)
+        weighed = profile.runcall(gathered, job, library)
+        profile.runcall(weighed.diagnosis)
         handed_out = job.matches.handed_out + job.streams.handed_out
         calls.append(sum(entry.callcount for entry in profile.getstats()) + handed_out)
     assert calls[1] < 6 * calls[0]  # 16 times where each is compared with each

@@ -100,9 +100,9 @@ def _compared(one: NumberOutlier) -> str:
 def unlike_settings(scene: Scene) -> list[Row]:
     """Rows against ranks that were started otherwise; a job that reached its steps bore it."""
     odd = setting_outliers(scene.job, scene.known.siblings) if not scene.job.trained else []
-    first = {name: stream.first for name, stream in scene.job.streams.items()}
+    streams, cause = scene.job.streams, SETTINGS_DIFFER
     return divided(
-        Row(name, "settings", words, 1.0, SETTINGS_DIFFER, first[name]) for name, words in odd
+        Row(name, "settings", words, 1.0, cause, streams[name].first) for name, words in odd
     )
 
 

@@ -74,7 +74,7 @@ def number_outliers(job: Job) -> list[NumberOutlier]:
     recurring: dict[tuple[str, int, str], list[NumberOutlier]] = defaultdict(list)
     for event, one in _odd_at_steps(job):
         recurring[one.stream, event, one.name].append(one)
-    often = [some[0]._replace(steps=len(some)) for some in recurring.values()]
+    often = [some[0]._replace(steps=len(some)) for some in reversed(recurring.values())]
     often = [one for one in often if one.steps >= MIN_OUTLIER_STEPS]
     worst = {one.stream: one for one in sorted(often, key=lambda one: one.times)}
     return sorted(worst.values(), key=lambda one: (-one.times, one.stream))

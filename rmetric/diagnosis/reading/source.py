@@ -271,6 +271,7 @@ class LogSource:
     _pieces: list[tuple[int, int]] = field(default_factory=list, init=False, compare=False)
     _begun: Iterator[list[bytes]] | None = field(default=None, init=False, compare=False)
     _is_export: bool = field(default=False, init=False, compare=False)
+    _lines: Lines = field(default_factory=Lines, init=False, compare=False)
 
     def chunks(self) -> Iterator[list[bytes]]:
         """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none stay).
@@ -287,6 +288,7 @@ class LogSource:
             yield from begun
             return
         damage, lines = list[str](), Lines()
+        self._lines = lines
         blocks, export = said(
             decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True)),
             may_turn=self.size <= MOST_BACKWARDS,
@@ -312,15 +314,16 @@ class LogSource:
             size += sum(map(len, lines)) + len(lines)
         self._begun = chain(held, blocks)
         sample = [line for lines in held for line in lines]
+        if not sample or self._is_export or self.size <= max(BLOCK, 2 * SAMPLED):
+            return sample
         with self.path.open("rb") as file:
             start = file.read(4096)
-            packed = is_packed(start) or utf16(start) is not None or self._is_export
-            if packed or self.size <= max(BLOCK, 2 * SAMPLED):
+            if is_packed(start) or utf16(start) is not None:
                 return sample
             sample = sample[: len(sample) * SAMPLED // size]
             for at in range(1, PIECES + 1):
                 file.seek(SAMPLED + (self.size - SAMPLED) * at // PIECES - SAMPLED_PIECE)
-                pieces = Lines().lists(iter([file.read(SAMPLED_PIECE)]))
+                pieces = Lines(layers=self._lines.layers).lists(iter([file.read(SAMPLED_PIECE)]))
                 # The first began elsewhere, the last ends elsewhere.
                 sample += [line for lines in pieces for line in lines][1:-1]
         return sample

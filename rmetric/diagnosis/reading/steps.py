@@ -59,7 +59,11 @@ _SAMPLES = re.compile(r"\"(?P<word>step_num|iter_num|step|samples_count)\": *(?P
 _OF_EVALUATION = re.compile(r"\"(key\": *\")?(eval|valid)\w*\"")
 _KEY = re.compile(r"\"key\": *\"(\w+)\"(?:, *\"value\": *\{\"(\w+)\")?")
 _LOSSES = ("loss", "entropy", "xent", "grad_norm", "gnorm")
-_BESIDE_LOSS = re.compile(r"step|iter|update|batch|\bit\b")
+#: With the number that the words name: no mark parts them (`text_pairs.name_in`).
+_BESIDE_LOSS = re.compile(
+    r"(?:step|iter(?:\(\w+\))?|update|batch|\bit\b)[^|,;\[\](){}<>]*"
+    r"(?:=\s*\{\s*'[^']*':)?[:=(\[{\s'\"]*[-+]?\.?\d"
+)
 _DOCKER = re.compile(r"^step \d+/\d+ : ")
 
 

@@ -187,8 +187,8 @@ def headline(diagnosis: Diagnosis) -> str:
     # A rank that the title names is not named again.
     names = f", {place}" if place and place not in cause else ""
     whole, dateless = when(diagnosis), when(diagnosis, date=False)
-    stageless = dateless.replace(f" ({plain(diagnosis.stage)})", "")
-    times = (f", {time}" * bool(time) for time in (whole, dateless, stageless, ""))
+    short = dateless.replace(f" ({plain(diagnosis.stage)})", "")
+    times = (f", {at}" * bool(at) for at in (whole, dateless, short, short.split(", ")[0], ""))
     # What explains the title is omitted before its words are; the time has a line of its own then.
     for title, time in product((cause, _CLAUSE.split(cause)[0].rstrip(".")), times):
         if len(line := f"{head}{title}{names}{time}") <= WIDTH:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, replace
+from functools import partial
 from math import nan
 from pathlib import Path
 
@@ -31,11 +32,7 @@ from tests.studies.lab import training
 
 CONTROL = LabSpec(run_id="seed007", seed=7, architecture="llama", total_steps=70)
 ONSET = 45
-
-
-def branch(fault, severity, **more):
-    run_id = f"seed007_{fault}"
-    return replace(CONTROL, run_id=run_id, fault=fault, severity=severity, onset_step=ONSET, **more)
+branch = partial(training.branch, CONTROL, onset=ONSET)
 
 
 class Scripted(Treatment):
@@ -197,7 +194,7 @@ BEGIN, DURATION = 71, 6
 @pytest.fixture(scope="module")
 def results():
     of = training.control("llama", seed=3, steps=100)
-    spec = replace(training.branch(of, "LR_SPIKE", 25.0, BEGIN), duration_steps=DURATION)
+    spec = training.branch(of, "LR_SPIKE", 25.0, BEGIN, duration_steps=DURATION)
     panel = demo.Panel("rate", "Rate fault", spec.run_id, "leave_out_outliers", "skip")
     return demo.train([(panel, of, spec)], num_processes=1)
 

@@ -14,9 +14,9 @@ def control(architecture: str = "llama", seed: int = 3, steps: int = 20, **more)
     )  # fmt: skip
 
 
-def branch(of: LabSpec, name: str, severity: float | None = None, onset: int = 11) -> LabSpec:
+def branch(of: LabSpec, name: str, severity=None, onset: int = 11, **more) -> LabSpec:
     run_id = f"{of.run_id}_{name}"
-    return replace(of, run_id=run_id, fault=name, severity=severity, onset_step=onset)
+    return replace(of, run_id=run_id, fault=name, severity=severity, onset_step=onset, **more)
 
 
 def trained(architecture: str = "llama", steps: int = 2) -> Training:
