@@ -50,7 +50,7 @@ class Fault:
     @property
     def entries(self) -> list[tuple[str, dict[str, str]]]:
         """The stream and the named groups of its entries, each different one once."""
-        return [(one.stream, fields) for one in self.matches for fields in one.named]
+        return [(match.stream, fields) for match in self.matches for fields in match.named]
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -93,38 +93,38 @@ def find_faults(
         elif role != "harmless":
             found[match.signature].append(match)
     shared = [end for stream, of in ends.items() if stream not in alone for end in of]
-    shared.sort(key=lambda one: ordering.key(one.last))
+    shared.sort(key=lambda match: ordering.key(match.last))
     # A rule asks for one before or behind a match.
     shared = shared[:MOST_COMPARED] + shared[MOST_COMPARED:][-MOST_COMPARED:]
     faults = []
     for name, matches in found.items():
         signature = signatures[name]
         met = (
-            _Met(job, way, signature, [*ends.get(one.stream, ()), *shared], ordering)
-            for one in matches
-            for way in (_ways(one) if signature.role == "cause" else [one])
+            _Met(job, way, signature, [*ends.get(match.stream, ()), *shared], ordering)
+            for match in matches
+            for way in (_ways(match) if signature.role == "cause" else [match])
         )
-        if not all(one.was_survived() for one in met):
-            matches.sort(key=lambda one: ordering.key(one.first))
-            last = max((one.last for one in matches), key=ordering.key)
+        if not all(case.was_survived() for case in met):
+            matches.sort(key=lambda match: ordering.key(match.first))
+            last = max((match.last for match in matches), key=ordering.key)
             faults.append(Fault(signature=signature, matches=matches, last=last))
-    faults.sort(key=lambda one: ordering.key(one.first))
+    faults.sort(key=lambda fault: ordering.key(fault.first))
     _relate(faults, ordering)
     return faults
 
 
-def _ways(one: Match) -> list[Match]:
+def _ways(match: Match) -> list[Match]:
     """The match, and that of its first entry alone where the last may not be the last."""
     # Of a node's kernel and its rank, by two clocks, either may be. A tool lists the newest first.
-    apart = one.first.file != one.last.file or (one.first.time or 0) > (one.last.time or 0)
-    return [one, replace(one, last=one.first)] if apart else [one]
+    two = match.first.file != match.last.file or (match.first.time or 0) > (match.last.time or 0)
+    return [match, replace(match, last=match.first)] if two else [match]
 
 
 def ended_alone(job: Job, signatures: Mapping[str, Signature]) -> frozenset[str]:
     """Ranks that log their planned end, where neither the first, the last nor most do."""
     matches = job.matches.values()
-    ends = {one.stream for one in matches if signatures[one.signature].role == "success"}
-    ranks = {one.name: one.rank for one in job.active_streams if one.rank is not None}
+    ends = {match.stream for match in matches if signatures[match.signature].role == "success"}
+    ranks = {stream.name: stream.rank for stream in job.active_streams if stream.rank is not None}
     for_all = {0, max(ranks.values(), default=0)}
     if len(ends) > len(ranks) / 2 or any(ranks.get(name, 0) in for_all for name in ends):
         return frozenset()
@@ -144,43 +144,43 @@ SAME_FAULT_SECONDS = 60.0
 
 def _relate(faults: Sequence[Fault], ordering: Ordering) -> None:
     for fault in faults:
-        earlier = (one for one in faults if _explains(one, fault, ordering))
-        fault.follows = next((one.signature.id for one in earlier), "")
+        earlier = (other for other in faults if _explains(other, fault, ordering))
+        fault.follows = next((other.signature.id for other in earlier), "")
 
 
-def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
-    """True if `one` is a likely consequence of `other`."""
-    reported = one.has("abort") or one.has("report")
-    ended_by = one.role == "ending" or (other.role == "echo" and reported)
-    if other is one or other.follows == one.signature.id or one.has("observed"):
+def _explains(other: Fault, fault: Fault, ordering: Ordering) -> bool:
+    """True if `fault` is a likely consequence of `other`."""
+    reported = fault.has("abort") or fault.has("report")
+    ended_by = fault.role == "ending" or (other.role == "echo" and reported)
+    if other is fault or other.follows == fault.signature.id or fault.has("observed"):
         return False
     if not (ended_by or other.role in ("cause", "ending")):
         return False
     if other.confidence < (MIN_CONFIDENCE_OF_FAILURE if ended_by else GENERIC):
         return False
-    if _is_broken(one) and other.has("connection"):
+    if _is_broken(fault) and other.has("connection"):
         return False
-    first = ordering.after(one.first, other.first) or _is_reason(other, one, ordering)
-    return first and _is_near(other, one, ordering)
+    first = ordering.after(fault.first, other.first) or _is_reason(other, fault, ordering)
+    return first and _is_near(other, fault, ordering)
 
 
-def _is_reason(other: Fault, one: Fault, ordering: Ordering) -> bool:
-    """True for what broke or ended the other about when it failed, whatever the clocks say."""
-    if other.has("link down") and one.has("no answer"):
-        at = ordering.at_latest(one.first) or one.first
+def _is_reason(other: Fault, fault: Fault, ordering: Ordering) -> bool:
+    """True for what broke or ended the other about when it failed, whatever the clocks show."""
+    if other.has("link down") and fault.has("no answer"):
+        at = ordering.at_latest(fault.first) or fault.first
         return _at_once(abs(ordering.later_by(at, other.first) or 0.0))
-    apart = abs(ordering.later_by(one.first, other.first) or 0.0)
-    if other.has("breaks the GPU") and one.has("unspecific"):
+    apart = abs(ordering.later_by(fault.first, other.first) or 0.0)
+    if other.has("breaks the GPU") and fault.has("unspecific"):
         return True
-    if apart <= SAME_FAULT_SECONDS and _is_broken(other) and one.has("connection"):
+    if apart <= SAME_FAULT_SECONDS and _is_broken(other) and fault.has("connection"):
         return True
-    if one.has("meeting"):  # nodes wait in vain for one that fails by itself
-        others = not set(one.streams) <= set(other.streams)
+    if fault.has("meeting"):  # nodes wait in vain for one that fails by itself
+        others = not set(fault.streams) <= set(other.streams)
         return other.role == "cause" and others and apart <= FOLLOWS_WITHIN
-    if one.signature.reason_in:  # a later line may tell of the disk to which nothing was written
-        return other.signature.family in one.signature.reason_in and apart <= FOLLOWS_WITHIN
+    if fault.signature.reason_in:  # a later line may name the disk that was not written to
+        return other.signature.family in fault.signature.reason_in and apart <= FOLLOWS_WITHIN
     # Slurm may cancel the step first, and the job with its reason after the time of grace.
-    ends = one.has("signalled") and not other.has("signalled") and other.role == "ending"
+    ends = fault.has("signalled") and not other.has("signalled") and other.role == "ending"
     return ends and _at_once(apart)
 
 
@@ -188,22 +188,22 @@ def _at_once(apart: float) -> bool:
     return apart <= SAME_FAULT_SECONDS or may_be_time_zone(apart)
 
 
-def _is_near(other: Fault, one: Fault, ordering: Ordering) -> bool:
-    """True if `one` may be a consequence by the time between them, and by how sure they are."""
-    apart = ordering.later_by(one.first, other.last) or 0.0
+def _is_near(other: Fault, fault: Fault, ordering: Ordering) -> bool:
+    """True if `fault` may be a consequence by the time between them, and by how sure they are."""
+    apart = ordering.later_by(fault.first, other.last) or 0.0
     # Of one file a scheduler's clock may be that of another zone.
-    of_zones = one.first.file == other.last.file and one.role == "ending"
+    of_zones = fault.first.file == other.last.file and fault.role == "ending"
     if apart > FOLLOWS_WITHIN and not (of_zones and may_be_time_zone(apart)):
         return False
     # The same fault, logged again in more precise words?
-    shared = not set(one.streams).isdisjoint(other.streams)
-    return other.signature.rank >= min(one.signature.rank, 10) or not shared
+    shared = not set(fault.streams).isdisjoint(other.streams)
+    return other.signature.rank >= min(fault.signature.rank, 10) or not shared
 
 
-def _is_broken(one: Fault) -> bool:
+def _is_broken(fault: Fault) -> bool:
     """True for the record of a kernel's kill or a broken device, but none of the network."""
-    broke = one.signature.actor == "hardware" or one.has("machine broke")
-    return broke and not one.has("connection")
+    broke = fault.signature.actor == "hardware" or fault.has("machine broke")
+    return broke and not fault.has("connection")
 
 
 # -- what a training survived
@@ -243,7 +243,7 @@ class _Met:
         if self._killed_or_broke():
             return False
         # A machine's fault behind the planned end is of later.
-        behind = any(self.ordering.after(self.match.first, one.first) for one in self.ends)
+        behind = any(self.ordering.after(self.match.first, end.first) for end in self.ends)
         of_machine = self.signature.actor in ("hardware", "platform") and not self.own.steps
         if behind and (of_machine or has("connection")):
             return True
@@ -268,7 +268,7 @@ class _Met:
             return True
         if not is_deadly(job, match) or job.node_of(self.own) is None:
             return False
-        # Whatever the clocks of other nodes say.
+        # Whatever the clocks of other nodes show.
         on_node = timed_on_its_node(job, match)
         later = [self.ordering.later_by(entry, match.first) for entry in on_node]
         known = [seconds for seconds in later if seconds is not None]
@@ -288,7 +288,7 @@ class _Met:
     def _taken_back(self) -> bool:
         own = (self.job.matches.get((id, self.match.stream)) for id in self.signature.taken_back_by)
         return any(
-            one is not None and self.ordering.after(one.last, self.match.last) for one in own
+            match is not None and self.ordering.after(match.last, self.match.last) for match in own
         )
 
     def _closed_at_the_end(self) -> bool:
@@ -314,17 +314,17 @@ class _Met:
         is_later = self._is_later()
         if not stepping:
             return self._losses(is_later) > IN_FLIGHT
-        steps_at = [one.last_step_at for one in stepping if one.last_step_at is not None]
+        steps_at = [stream.last_step_at for stream in stepping if stream.last_step_at is not None]
         continued = any(map(is_later, steps_at))
         if self.signature.survivable or not continued:
             return continued
-        later = {entry.step for one in stepping for entry in one.tail if is_later(entry)}
+        later = {entry.step for stream in stepping for entry in stream.tail if is_later(entry)}
         if len(later) > IN_FLIGHT:
             return True
         # The last entries may all be of the end. What came before all steps did not end the job.
         begun = next((at for stage, at in job.stages if stage == "train"), None)
         if begun is not None and is_later(begun):
-            return max(one.steps for one in stepping) > IN_FLIGHT
+            return max(stream.steps for stream in stepping) > IN_FLIGHT
         return of_steps and self._is_long_before_the_end()
 
     def _is_long_before_the_end(self) -> bool:
@@ -334,9 +334,9 @@ class _Met:
 
     def _losses(self, is_later: Callable[[Occurrence], bool]) -> int:
         """Number of entries with a loss behind it, in a job whose lines state no steps."""
-        losses = {one.number for one in self.job.events if LOSS.search(one.template)}
-        tails = (entry for one in self.job.streams.values() for entry in one.tail)
-        return sum(is_later(one) and one.event in losses - self.match.events for one in tails)
+        losses = {event.number for event in self.job.events if LOSS.search(event.template)}
+        tails = (entry for stream in self.job.streams.values() for entry in stream.tail)
+        return sum(is_later(entry) and entry.event in losses - self.match.events for entry in tails)
 
     def _is_later(self) -> Callable[[Occurrence], bool]:
         """Whether an entry is later than the match."""
@@ -345,9 +345,9 @@ class _Met:
         kept = own.tail and own.tail[0].order <= last.order
         latest = ordering.at_latest(last) if kept else last
 
-        def is_later(one: Occurrence) -> bool:
-            if one.file == last.file:
-                return ordering.after(one, last)
-            return latest is not None and ordering.after(one, latest)
+        def is_later(entry: Occurrence) -> bool:
+            if entry.file == last.file:
+                return ordering.after(entry, last)
+            return latest is not None and ordering.after(entry, latest)
 
         return is_later

@@ -74,8 +74,7 @@ class Template(NamedTuple):
 class Part:
     """Content of one attempt in one file.
 
-    An `Occurrence` of it refers to its stream by the key that the pass gave it, to its event by the
-    number of its template, and its order is its line.
+    In its `Occurrence`s `stream` is the pass's key, `event` a template's number, `order` a line.
 
     Attributes:
         templates: by their number in this file.
@@ -103,8 +102,8 @@ class PartBuilder:
     def __init__(self, file: FilePass) -> None:
         self.file = file
         self.entries: dict[int, Occurrence] = {}
-        self.streams = [one for one in file.streams.values() if one.tail]
-        self.used = sorted({at for one in self.streams for at, n in one.counts.items() if n})
+        self.streams = [log for log in file.streams.values() if log.tail]
+        self.used = sorted({at for log in self.streams for at, n in log.counts.items() if n})
         self.number = {at: at for at in self.used}
         # A template that all its entries left when they had all their lines.
         for before, after in file.final_template.items():
@@ -114,17 +113,17 @@ class PartBuilder:
     def part(self) -> Part:
         file, entry, odd = self.file, self._entry, self.file.watch.first_odd()
         names = {at: name for name, at in file.template_of.items()}
-        streams = [self._stream(one, odd.get(one.key)) for one in self.streams]
+        streams = [self._stream(log, odd.get(log.key)) for log in self.streams]
         templates = {
             at: Template(*names[at][::-1], entry(file.first[at]), entry(file.last[at]))
             for at in self.used
         }
         times: dict[str, list[float]] = defaultdict(list)
-        for one in sorted(self.entries.values(), key=attrgetter("order")):
-            times[one.stream] += [] if one.time is None else [one.time]
-        for each in streams:
-            if stated := times[each.stream.name]:
-                each.stream.first_time, each.stream.last_time = stated[0], stated[-1]
+        for occurrence in sorted(self.entries.values(), key=attrgetter("order")):
+            times[occurrence.stream] += [] if occurrence.time is None else [occurrence.time]
+        for part in streams:
+            if stated := times[part.stream.name]:
+                part.stream.first_time, part.stream.last_time = stated[0], stated[-1]
         return Part(
             source=file.source,
             streams=streams,
@@ -159,13 +158,13 @@ class PartBuilder:
             )
         return entry
 
-    def _stream(self, one: LogStream, odd: Iteration[Any] | None) -> StreamPart:
+    def _stream(self, log: LogStream, odd: Iteration[Any] | None) -> StreamPart:
         entry = self._entry
-        counts = {at: count for at, count in one.counts.items() if count}
+        counts = {at: count for at, count in log.counts.items() if count}
         matches = [
             Match(
                 signature=id,
-                stream=one.key,
+                stream=log.key,
                 traits=self.file.analyser.library[id].traits,
                 count=found.count,
                 first=entry(found.first),
@@ -173,28 +172,28 @@ class PartBuilder:
                 events={self.number[at] for at in found.templates},
                 named=found.named,
             )
-            for id, found in one.found.items()
+            for id, found in log.found.items()
         ]
-        usual = max(one.counters.values(), key=attrgetter("lines"), default=None)
+        usual = max(log.counters.values(), key=attrgetter("lines"), default=None)
         stream = JobStream(
-            name=one.key,
+            name=log.key,
             files={self.file.source.name},
             entries=sum(counts.values()),
-            head=[entry(raw) for raw in one.head],
-            steps=one.steps,
-            last_step=one.step,
-            counts_samples=self.file.watch.counts_samples(one.key),
-            last_step_at=one.last_step_at and entry(one.last_step_at),
+            head=[entry(raw) for raw in log.head],
+            steps=log.steps,
+            last_step=log.step,
+            counts_samples=self.file.watch.counts_samples(log.key),
+            last_step_at=log.last_step_at and entry(log.last_step_at),
             longest_pause=usual.longest_pause if usual else 0.0,
-            stage=one.stage,
-            stacks=[entry(raw) for raw in one.stacks],
+            stage=log.stage,
+            stacks=[entry(raw) for raw in log.stacks],
         )
-        stream.tail.extend(map(entry, one.tail))
+        stream.tail.extend(map(entry, log.tail))
         return StreamPart(
-            prefix=one.prefix,
+            prefix=log.prefix,
             stream=stream,
             counts=counts,
-            stages=[(stage, entry(raw)) for stage, raw in one.stages],
+            stages=[(stage, entry(raw)) for stage, raw in log.stages],
             matches=matches,
             odd_iteration=odd and replace(odd, place=entry(odd.place)),
         )
@@ -210,7 +209,7 @@ def merged(parts: Sequence[Part]) -> Job:
 
 def layout_of(parts: Sequence[Part]) -> RankLayout:
     """Resolve rank and node of all streams, from all files of a job."""
-    files = [(part.source, [one.prefix for one in part.streams], part.graph) for part in parts]
+    files = [(part.source, [log.prefix for log in part.streams], part.graph) for part in parts]
     layout = RankLayout(files)
     if _name_nodes(files, layout):
         layout = RankLayout(files)
@@ -259,11 +258,13 @@ class _Merging:
     def add(self, part: Part) -> None:
         job, file, before = self.job, part.source.name, self.before
         self.before += part.first_line - 1 + part.lines
-        seats = [self.layout.place(part.source, one.prefix) for one in part.streams]
+        seats = [self.layout.place(part.source, log.prefix) for log in part.streams]
         placed = [*zip(part.streams, seats, strict=True)]
-        names = {one.stream.name: _name(seat, file) for one, seat in placed}
-        numbers = {at: self.events.number(one.text, one.cls) for at, one in part.templates.items()}
-
+        names = {log.stream.name: _name(seat, file) for log, seat in placed}
+        numbers = {
+            at: self.events.number(template.text, template.cls)
+            for at, template in part.templates.items()
+        }
         # In place, and let go: of many files, two sets of entries would not fit into memory.
         for entry in part.entries:
             entry.stream, entry.event = names[entry.stream], numbers[entry.event]
@@ -277,29 +278,29 @@ class _Merging:
             event.first, event.last = _earlier(event.first, first), _later(event.last, last)
             if is_not_finite(template.text):
                 job.not_finite = _earlier(job.not_finite or first, first)
-        for one, seat in placed:
-            self._add_stream(names[one.stream.name], seat, one, numbers)
+        for log, seat in placed:
+            self._add_stream(names[log.stream.name], seat, log, numbers)
         if part.succeeded is not None:
             job.succeeded = _later(job.succeeded or part.succeeded, part.succeeded)
         job.files[file] = job.files.get(file, 0) + part.lines
-        if (span := span_of(one.stream for one in part.streams)) is not None:
+        if (span := span_of(log.stream for log in part.streams)) is not None:
             job.spans[file] = span
         if part.source.cut_off:
             job.cut_off.append(file)
 
     def _add_stream(
-        self, name: str, seat: RankPlacement, one: StreamPart, numbers: dict[int, int]
+        self, name: str, seat: RankPlacement, log: StreamPart, numbers: dict[int, int]
     ) -> None:
         job = self.job
-        if one.prefix.pid is not None and seat.rank is not None:
-            job.rank_of_pid[seat.node or one.prefix.node, one.prefix.pid] = seat.rank
+        if log.prefix.pid is not None and seat.rank is not None:
+            job.rank_of_pid[seat.node or log.prefix.node, log.prefix.pid] = seat.rank
         stream = job.streams.setdefault(name, JobStream(name=name, rank=seat.rank))
         stream.node = seat.node if stream.node is None else stream.node
-        self._add_entries(stream, one.stream)
-        for at, count in one.counts.items():
+        self._add_entries(stream, log.stream)
+        for at, count in log.counts.items():
             counts = job.events[numbers[at]].counts
             counts[name] = counts.get(name, 0) + count
-        for match in one.matches:
+        for match in log.matches:
             events = {numbers[at] for at in match.events}
             known = job.matches.get((match.signature, name))
             if known is None:
@@ -314,13 +315,12 @@ class _Merging:
             known.last = _later(known.last, match.last)
             known.count += match.count
             known.events |= events
-        if one.odd_iteration is not None:
-            job.odd_iterations.setdefault(name, one.odd_iteration)
-        # The job's stages are those of the stream that logs most of them: usually rank 0. One that
-        # trains precedes a launcher.
-        found = (one.stream.steps > 0, len(one.stages))
-        if one.stages and found > self.best_stages:
-            self.best_stages, job.stages = found, list(one.stages)
+        if log.odd_iteration is not None:
+            job.odd_iterations.setdefault(name, log.odd_iteration)
+        # The job's stages are those of the stream with most, usually rank 0; a launcher comes last.
+        found = (log.stream.steps > 0, len(log.stages))
+        if log.stages and found > self.best_stages:
+            self.best_stages, job.stages = found, list(log.stages)
 
     def _add_entries(self, stream: JobStream, part: JobStream) -> None:
         stream.files |= part.files
@@ -329,8 +329,8 @@ class _Merging:
         kept = STACKS_OF_RANK if stream.rank is not None else MAX_STACKS
         stream.stacks = _in_order([*stream.stacks, *part.stacks])[-kept:]
         ends = [stream.first_time, part.first_time, stream.last_time, part.last_time]
-        stream.first_time = min((one for one in ends[:2] if one is not None), default=None)
-        stream.last_time = max((one for one in ends[2:] if one is not None), default=None)
+        stream.first_time = min((time for time in ends[:2] if time is not None), default=None)
+        stream.last_time = max((time for time in ends[2:] if time is not None), default=None)
         first, last = (stream.tail or part.tail)[0], part.tail[-1]
         if part.stage and (not stream.stage or last is _later(first, last)):
             stream.stage = part.stage
@@ -365,19 +365,19 @@ def _name(seat: RankPlacement, file: str) -> str:
     return name if seat.local_rank is None else f"{name} local {seat.local_rank}"
 
 
-def _later(one: Occurrence, other: Occurrence) -> Occurrence:
-    """Return the later of two entries: by line in one file, else by time; `one` on a tie."""
-    if one.file != other.file and one.time is not None and other.time is not None:
-        return other if other.time > one.time else one
-    return other if other.order > one.order else one
+def _later(entry: Occurrence, other: Occurrence) -> Occurrence:
+    """Return the later of two entries: by line in one file, else by time; `entry` on a tie."""
+    if entry.file != other.file and entry.time is not None and other.time is not None:
+        return other if other.time > entry.time else entry
+    return other if other.order > entry.order else entry
 
 
-def _earlier(one: Occurrence, other: Occurrence) -> Occurrence:
-    return one if _later(one, other) is other or one == other else other
+def _earlier(entry: Occurrence, other: Occurrence) -> Occurrence:
+    return entry if _later(entry, other) is other or entry == other else other
 
 
 def _in_order(tail: list[Occurrence]) -> list[Occurrence]:
     """Sort by time if there are several files and all entries have one, else by order."""
-    if len({one.file for one in tail}) > 1 and all(one.time is not None for one in tail):
-        return sorted(tail, key=lambda one: (one.time, one.order))
-    return sorted(tail, key=lambda one: one.order)
+    if len({entry.file for entry in tail}) > 1 and all(entry.time is not None for entry in tail):
+        return sorted(tail, key=lambda entry: (entry.time, entry.order))
+    return sorted(tail, key=lambda entry: entry.order)

@@ -55,24 +55,24 @@ def own_faults(scene: Scene) -> Iterator[Row]:
 
 def _confirmed(scene: Scene) -> Iterator[Row]:
     """Rows against the only rank that logged a fault of the kind that its node logged."""
-    broken = [one for one in scene.faults if one.signature.actor == "hardware"]
-    for one in broken:
-        alike = (each for each in broken if each.signature.family == one.signature.family)
-        family = {name for each in alike for name in each.streams}
-        for node in one.streams:
+    broken = [fault for fault in scene.faults if fault.signature.actor == "hardware"]
+    for fault in broken:
+        alike = (other for other in broken if other.signature.family == fault.signature.family)
+        family = {name for other in alike for name in other.streams}
+        for node in fault.streams:
             ranks = family & scene.index.on_node(node) if node.startswith("node ") else set()
             if len(ranks) == 1:
-                yield Row(ranks.pop(), "confirmed", f"its node logged: {one.signature.title}")
+                yield Row(ranks.pop(), "confirmed", f"its node logged: {fault.signature.title}")
 
 
 def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
-    """Those of streams of which a rank or a node can be told; none where they tell of another."""
+    """Those of streams of which the rank or node is known; none where they report another's."""
     index = scene.index
     own = [match for match in fault.matches if match.stream in index.active]
     nodes = [match for match in fault.matches if match.stream.startswith("node ")]
     if nodes and (fault.signature.actor == "hardware" or fault.has("kernel record")):
         return own or nodes  # even where only ranks have logs
-    # Of one log that may be of the whole job nobody can be told; one of rank 3 has peers.
+    # A single log that may be of the whole job accuses nobody; one of rank 3 has peers.
     alone = len(index.active) == 1 and not any(index.ranks.values())
     return [] if alone else own
 
@@ -86,9 +86,9 @@ def named_ranks(scene: Scene) -> Iterator[Row]:
             continue
         spared = innocent - _agreed(fault) if is_symptom else set[str]()
         for stream, fields in fault.entries:
-            of = [name for name in index.implicated_ranks(fields, stream) if name not in spared]
-            names |= dict.fromkeys(of)
-            aborted |= bool(of) and signal_of(fields) == signal.SIGABRT
+            named = [name for name in index.implicated_ranks(fields, stream) if name not in spared]
+            names |= dict.fromkeys(named)
+            aborted |= bool(named) and signal_of(fields) == signal.SIGABRT
         # A node may have left no log.
         implicated = [*filter(index.is_known, names)] or [*names]
         if index.is_minority(len(implicated)):
@@ -104,29 +104,29 @@ def _innocent(scene: Scene) -> set[str]:
     """Streams that waited for another, lost it, or failed in the same way as most."""
     return {
         name
-        for one in scene.faults
-        if one.role == "echo"
-        or (one.role == "cause" and one.follows and one.has("connection"))
-        or (one.role == "cause" and not scene.index.is_minority(len(one.streams)))
-        for name in one.streams
+        for fault in scene.faults
+        if fault.role == "echo"
+        or (fault.role == "cause" and fault.follows and fault.has("connection"))
+        or (fault.role == "cause" and not scene.index.is_minority(len(fault.streams)))
+        for name in fault.streams
     }
 
 
 def _of_many(scene: Scene, exits: Fault) -> bool:
     """True for plain exits beside the report of a lost peer, or behind an error of all ranks."""
     faults = scene.faults
-    lost = [one for one in faults if one.has("lost connection")]
-    causes = [one for one in faults if one.role == "cause" and not one.follows]
-    sure = (one for one in causes if one.confidence >= GENERIC)
-    if exits.has("task exit") and lost and all(one in lost for one in sure):
+    lost = [fault for fault in faults if fault.has("lost connection")]
+    causes = [fault for fault in faults if fault.role == "cause" and not fault.follows]
+    sure = (fault for fault in causes if fault.confidence >= GENERIC)
+    if exits.has("task exit") and lost and all(fault in lost for fault in sure):
         return True  # whoever loses another one ends, the first as well as the last
     of_all = (
-        one
-        for one in faults
-        if one.has("connection")
-        or (one.signature.actor == "user" and one.count >= BY_ALL and not one.follows)
+        fault
+        for fault in faults
+        if fault.has("connection")
+        or (fault.signature.actor == "user" and fault.count >= BY_ALL and not fault.follows)
     )
-    later = any(scene.ordering.after(exits.first, one.first) for one in of_all)
+    later = any(scene.ordering.after(exits.first, fault.first) for fault in of_all)
     return later and not scene.index.ranks
 
 
@@ -135,17 +135,17 @@ def _against(names: Iterable[str], kind: str, words: str, fault: Fault) -> list[
 
 
 def _agreed(fault: Fault) -> set[str]:
-    """The rank that several ranks name alike, as those that hear of a failed checkpoint do."""
-    told = [(stream, fields["rank"]) for stream, fields in fault.entries if "rank" in fields]
-    ranks = {f"rank {rank}" for _, rank in told}
-    by_ranks = {stream for stream, _ in told if stream.startswith("rank ")} - ranks
+    """The rank that several ranks name alike, as those notified of a failed checkpoint do."""
+    named = [(stream, fields["rank"]) for stream, fields in fault.entries if "rank" in fields]
+    ranks = {f"rank {rank}" for _, rank in named}
+    by_ranks = {stream for stream, _ in named if stream.startswith("rank ")} - ranks
     return ranks if len(ranks) == 1 and len(by_ranks) > 1 else set()
 
 
 def processes(scene: Scene) -> Iterator[Row]:
     """Rows against the ranks whose processes or devices entries name."""
     job, index = scene.job, scene.index
-    waited = {name for one in scene.faults if one.role == "echo" for name in one.streams}
+    waited = {name for fault in scene.faults if fault.role == "echo" for name in fault.streams}
     for fault in scene.faults:
         if fault.role == "cause" and fault.signature.rank:
             yield from _on_its_node(job, fault)
@@ -167,21 +167,21 @@ def _owners(job: Job, fault: Fault) -> set[str]:
     blocked = fault.has("blocked process") or fault.has("stopped process")
     found = set()
     for stream, fields in fault.entries:
-        of = job.ranks_of_numbers.get(_pid(fields), set())
+        ranks = job.ranks_of_numbers.get(_pid(fields), set())
         node = stream.removeprefix("node ")
         if "pid" in fields and node != stream:  # of a kernel
             known = job.rank_of_pid.get((node, _pid(fields)))
-            of = ({known} if known is not None else of) if blocked else set()
+            ranks = ({known} if known is not None else ranks) if blocked else set()
             found |= {stream} if blocked else set()
-        found |= {f"rank {min(of)}"} if len(of) == 1 else set()
+        found |= {f"rank {min(ranks)}"} if len(ranks) == 1 else set()
     return found
 
 
 def _tasks_of_ray(job: Job, fault: Fault) -> Iterator[str]:
     """The ranks of Ray's workers whose traceback in the driver's log ends with a fault."""
     for match in fault.matches:
-        before = [one for one in job.streams[match.stream].tail if one.order <= match.first.order]
-        tasks = [task for entry in before[-2:] for task in _RAY_TASK.findall(entry.text)]
+        lines = [line for line in job.streams[match.stream].tail if line.order <= match.first.order]
+        tasks = [task for line in lines[-2:] for task in _RAY_TASK.findall(line.text)]
         if tasks and (rank := job.rank_of_pid.get((tasks[-1][1], int(tasks[-1][0])))) is not None:
             yield f"rank {rank}"
     each = job.ranks_per_node
@@ -192,7 +192,7 @@ def _tasks_of_ray(job: Job, fault: Fault) -> Iterator[str]:
 
 def _on_its_node(job: Job, fault: Fault) -> list[Row]:
     """Rows against the ranks whose GPUs or processes a node's kernel names."""
-    if fault.follows and not fault.has("kill"):  # which says several things
+    if fault.follows and not fault.has("kill"):  # which states several things
         return []
     ranks: dict[int, str] = {}
     for stream, fields in fault.entries:
@@ -233,7 +233,7 @@ def links(scene: Scene) -> list[Row]:
     ((name, device),) = broken
     node = name.removeprefix("node ")
     where = [name] if node == name else scene.index.at(node, device)
-    return [Row(one, "kernel", "its device's link was down") for one in where[:1]]
+    return [Row(target, "kernel", "its device's link was down") for target in where[:1]]
 
 
 def lost_hosts(scene: Scene) -> list[Row]:
@@ -241,24 +241,24 @@ def lost_hosts(scene: Scene) -> list[Row]:
 
     Of two nodes each names the other, so a node is named only where its own ranks name none; what
     is lost to the others is a consequence. An address that is not known to be a node's may be that
-    of one of its network cards: it counts where no name does, and only where not all ranks are
-    heard, as theirs tell more.
+    of one of its network cards: it counts where no name does, and only where some ranks have no
+    log, as the logs of all are better evidence.
     """
     job = scene.job
     named, lost = _lost(scene)
     streams = {host: {stream for stream, _ in each} for host, each in lost.items()}
     if not streams:
         return []
-    host = max(streams, key=lambda one: len(streams[one]))
+    host = max(streams, key=lambda name: len(streams[name]))
     many, ports = len(streams[host]), len(lost[host])
     # Of one log of a node, the connections are those of its ranks.
-    losing = {name for one in scene.faults if one.has("connection") for name in one.streams}
+    losing = {name for fault in scene.faults if fault.has("connection") for name in fault.streams}
     nodes_losing = {short(job.node_of(job.streams[name]) or "") for name in losing}
     of_one = named and ports >= 2 and host not in nodes_losing
     every = set().union(*streams.values())
     if (many < 2 and not of_one) or many < MIN_NAMING_SHARE * len(every):
         return []
-    nodes = {short(node): node for one in job.streams.values() if (node := job.node_of(one))}
+    nodes = {short(node): node for log in job.streams.values() if (node := job.node_of(log))}
     words = f"{ports} connections to it were lost, and none to another node"
     words = f"{many} others lost their connection to it" if many > 1 else words
     return [Row(f"node {nodes.get(host, host)}", "lost host", words)]
@@ -268,7 +268,7 @@ def _lost(scene: Scene) -> tuple[bool, dict[str, set[tuple[str, str]]]]:
     """If names of hosts are known; of those that report none, (stream, port) of what was lost."""
     job = scene.job
     named, addressed, reporting = Lost(set), Lost(set), set[str]()
-    for match in (one for fault in scene.faults if fault.role == "echo" for one in fault.matches):
+    for match in (match for echo in scene.faults if echo.role == "echo" for match in echo.matches):
         if own := job.node_of(job.streams[match.stream]):
             reporting.add(short(own))
         for fields in match.named:
@@ -279,8 +279,8 @@ def _lost(scene: Scene) -> tuple[bool, dict[str, set[tuple[str, str]]]]:
                 addressed[host].add(connection)
             else:
                 named[_INTERFACE.sub("", short(host))].add(connection)
-    heard = sum(one.rank is not None for one in job.streams.values())
-    every_rank = 0 < heard >= (job.world_size or 0)
+    ranks = sum(log.rank is not None for log in job.streams.values())
+    every_rank = 0 < ranks >= (job.world_size or 0)
     lost = named or (Lost(set) if every_rank else addressed)
     return bool(named), {host: lost[host] for host in lost if host not in reporting}
 
@@ -288,7 +288,7 @@ def _lost(scene: Scene) -> tuple[bool, dict[str, set[tuple[str, str]]]]:
 def _node_of(host: str) -> str:
     """The name of a node, as stated or by the name that Kubernetes gives to a pod's address.
 
-    A service of many pods tells nothing.
+    A service of many pods identifies no node.
 
     >>> _node_of("10-244-6-37.gpt-worker-1.train.svc.cluster.local")
     'gpt-worker-1'
@@ -304,21 +304,21 @@ def _node_of(host: str) -> str:
 def lacking_echoes(scene: Scene) -> list[Row]:
     """Rows against ranks without the lost-peer error that most of their peers report.
 
-    Where nearly all waited in vain for a collective, those that did not are the ones; they may
-    have logged that they heard of it.
+    Where nearly all waited in vain for a collective, those that did not are accused; they may
+    have logged that others reported it.
     """
     index = scene.index
     echoes = [fault for fault in scene.faults if fault.role == "echo"]
-    own = [one for one in echoes if not one.has("hearsay")]
-    waiting = {stream for one in own for stream in one.streams} & index.active
-    reporting = {stream for one in echoes for stream in one.streams} & index.active
+    own = [fault for fault in echoes if not fault.has("hearsay")]
+    waiting = {stream for fault in own for stream in fault.streams} & index.active
+    reporting = {stream for fault in echoes for stream in fault.streams} & index.active
     others, lacking = (
         [*sorted(index.active - some), *sorted(index.silent)] for some in (waiting, reporting)
     )
     if len(index.active) < 3 or not reporting:
         return []
     few = max(1, MAX_LACKING_SHARE * len(waiting))
-    timed_out = any(one.has("timeout") for one in own)
+    timed_out = any(fault.has("timeout") for fault in own)
     if timed_out and 0 < len(others) <= few and set(others) - set(lacking):
         words = f"does not wait, as {len(waiting)} others do"
         return divided(Row(name, "not waiting", words) for name in others)
@@ -347,8 +347,8 @@ def collectives(scene: Scene) -> Iterator[Row]:
     others are kept the others waiting. What holds up one rank holds up its group in another
     operation.
     """
-    awaited = {name for name, one in scene.odd_stacks.items() if one.awaits}
-    faults = [one for one in scene.faults if one.role in ("echo", "symptom")]
+    awaited = {name for name, stack in scene.odd_stacks.items() if stack.awaits}
+    faults = [fault for fault in scene.faults if fault.role in ("echo", "symptom")]
     for fault, field in product(faults, ("sequence", "operation")):
         # The first that a stream states.
         each = {stream: of[field] for stream, of in reversed(fault.entries) if of.get(field)}

@@ -42,9 +42,9 @@ QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
 MIN_SHARE_AT_TOP = 0.5
 #: So many ranks must end at the same line, for the only other one to stand elsewhere.
 MIN_RANKS_ALIKE = 3
-#: What an evaluation says of itself, which may take its time.
+#: Words of an evaluation, which may take its time.
 _WORK = re.compile(r"(?i)\b(?:eval|valid)")
-#: What watches a log and sees nothing new in it.
+#: Lines of monitors that found nothing new in a log.
 _NO_PROGRESS = re.compile(
     r"(?i)\bunchanged for \d"
     r"|\bno (?:new )?(?:progress|steps?|lines?|output)\b.{0,20}\b(?:for|since)\b"
@@ -54,8 +54,8 @@ _NUMBERS = re.compile(r"\d+")
 
 def hang(scene: Scene) -> list[Row]:
     """The row of a hang, and rows against the ranks that are behind; none without one."""
-    endings = [one for one in scene.faults if one.role == "ending" and not one.follows]
-    ending = max(endings, key=lambda one: one.confidence, default=None)
+    endings = [fault for fault in scene.faults if fault.role == "ending" and not fault.follows]
+    ending = max(endings, key=lambda fault: fault.confidence, default=None)
     end = None if ending is None else scene.ordering.dated(ending.first)
     return [] if ending is None or end is None else _Ended(scene, ending, end).rows()
 
@@ -70,17 +70,17 @@ class _Ended:
 
     @cached_property
     def stepping(self) -> list[tuple[JobStream, Occurrence]]:
-        every = self.scene.job.streams.values()
-        return [(one, one.last_step_at) for one in every if one.last_step_at is not None]
+        streams = self.scene.job.streams.values()
+        return [(log, log.last_step_at) for log in streams if log.last_step_at is not None]
 
     @cached_property
     def last_step(self) -> float | None:
         """When the last step was logged at the latest, by the next line with a time or the end."""
-        timed = [one.last_step or 0 for one, at in self.stepping if at.time is not None]
+        timed = [log.last_step or 0 for log, at in self.stepping if at.time is not None]
         times = []
-        for one, at in self.stepping:
+        for log, at in self.stepping:
             # Without a time, another entry of the same step is no progress.
-            if at.time is not None or (one.last_step or 0) > max(timed, default=-1):
+            if at.time is not None or (log.last_step or 0) > max(timed, default=-1):
                 known = self.scene.ordering.at_latest(at)
                 times.append(self.end if known is None else self.scene.ordering.dated(known))
         return max((time for time in times if time is not None), default=None)
@@ -88,16 +88,16 @@ class _Ended:
     @cached_property
     def entries(self) -> list[tuple[float, Occurrence]]:
         """The last entries that are of the time before the end, with their times."""
-        tails = (entry for one in self.scene.job.streams.values() for entry in one.tail)
-        dated = ((self.scene.ordering.dated(one), one) for one in tails if self.is_before(one))
-        return sorted(((at, one) for at, one in dated if at is not None), key=itemgetter(0))
+        tails = (entry for log in self.scene.job.streams.values() for entry in log.tail)
+        dated = ((self.scene.ordering.dated(last), last) for last in tails if self.is_before(last))
+        return sorted(((at, entry) for at, entry in dated if at is not None), key=itemgetter(0))
 
     @cached_property
     def later(self) -> list[tuple[float, Occurrence]]:
         """Those behind the last step that state a time themselves, if any does."""
         # A note or a stack that states no time is no sign of progress beside lines that do.
-        own = [one for one in self.entries if one[1].time is not None] or self.entries
-        return [one for one in own if self.last_step is None or one[0] > self.last_step]
+        own = [pair for pair in self.entries if pair[1].time is not None] or self.entries
+        return [pair for pair in own if self.last_step is None or pair[0] > self.last_step]
 
     @cached_property
     def beats(self) -> set[int]:
@@ -113,7 +113,7 @@ class _Ended:
 
     def are_heartbeats(self) -> bool:
         """True if what follows the last step is little that recurs, and no work."""
-        names = {one.name for one, _ in self.stepping}
+        names = {log.name for log, _ in self.stepping}
         stages = {entry.stage for _, entry in self.later if entry.stream in names}
         few = len({entry.event for _, entry in self.later}) <= MAX_HEARTBEATS
         at_work = any(_WORK.search(entry.text) for _, entry in self.later)
@@ -126,7 +126,7 @@ class _Ended:
 
     def behind(self) -> list[Row]:
         """Rows against the few ranks whose last step is below that of the others."""
-        ranks = {one.name: one.last_step or 0 for one, _ in self.stepping if one.rank is not None}
+        ranks = {log.name: log.last_step or 0 for log, _ in self.stepping if log.rank is not None}
         top = max(ranks.values(), default=0)
         late = {name: step for name, step in ranks.items() if step < top}
         at_top = len(ranks) - len(late)
@@ -150,21 +150,21 @@ class _Ended:
         (other,) = (name for name, where in at.items() if where != usual)
         text = lasts[other].text
         words = f"it stands at {_end_of(text)!r}, {times} others at {_end_of(usual)!r}"
-        # What it has not done tells where it is, too.
+        # What it has not done locates it, too.
         return [Row(other, "elsewhere", words, stage=stage_of_wait(f"{text}\n{usual}"))]
 
     def last_entries(self) -> dict[str, Occurrence]:
         """Rank, or node, -> its last entry before the end that is no heartbeat."""
         job, lasts = self.scene.job, dict[str, Occurrence]()
-        present = [one for one in peers(job) if one.stream is not None]
-        ranked = [one for one in present if one.rank is not None] or present
-        for one in ranked:
-            tail = one.stream.tail if one.stream is not None else ()
+        present = [peer for peer in peers(job) if peer.stream is not None]
+        ranked = [peer for peer in present if peer.rank is not None] or present
+        for peer in ranked:
+            tail = peer.stream.tail if peer.stream is not None else ()
             before = [at for at in tail if self.is_before(at) and at.event not in self.beats]
             many = MIN_SHARE_AT_TOP * len(ranked)
-            # Ranks that lead have lines of their own, which say nothing.
-            if before and not (one.leads and len(job.events[before[-1].event].counts) < many):
-                lasts[one.name] = before[-1]
+            # Ranks that lead have lines of their own, which are no evidence.
+            if before and not (peer.leads and len(job.events[before[-1].event].counts) < many):
+                lasts[peer.name] = before[-1]
         return lasts
 
     def is_before(self, entry: Occurrence) -> bool:
@@ -188,14 +188,14 @@ class _Ended:
         if not self.ending.has("time limit") or len(zones) > 1:
             return False
         streams = self.scene.job.streams.values()
-        begins = [self.scene.ordering.dated(one) for stream in streams for one in stream.head]
+        begins = [self.scene.ordering.dated(entry) for log in streams for entry in log.head]
         begin = min((at for at in begins if at is not None), default=last_entry)
         return last_entry - min(begin, last_entry) < MIN_SHARE_BEFORE_LIMIT * gap
 
     def since_last_step(self, last_step: float | None, gap: float) -> tuple[float, str, float]:
         """Seconds of it to the last entry; the kind of a hang; from how many seconds it is one."""
         # It is unsure where monitors logged on or the pauses of steps are not known.
-        longest = max((one.longest_pause for one, _ in self.stepping), default=0.0)
+        longest = max((log.longest_pause for log, _ in self.stepping), default=0.0)
         kind, least = "hang" if longest else "unsure hang", max(MIN_SECONDS, MIN_RATIO * longest)
         if not longest and not self.elsewhere:
             least = MIN_SECONDS_WITHOUT_STEPS
@@ -205,11 +205,11 @@ class _Ended:
         if self.are_heartbeats():
             before = last_entry - last_step
             return before, kind if before < gap else "unsure hang", least
-        if self.beats:  # after a checkpoint or an evaluation, say, which may take its time
-            quiet = [time for time, one in self.later if one.event not in self.beats]
+        if self.beats:  # after a checkpoint or an evaluation, which may take its time
+            quiet = [time for time, entry in self.later if entry.event not in self.beats]
             least = max(least, MIN_SECONDS_WITHOUT_STEPS)
             return last_entry - max(quiet, default=last_step), "unsure hang", least
-        pauses = [after[0] - one[0] for one, after in pairwise(self.later)]
+        pauses = [later[0] - earlier[0] for earlier, later in pairwise(self.later)]
         return 0.0, kind, max(least, MIN_RATIO * max(pauses, default=0.0))
 
     def rows(self) -> list[Row]:
@@ -217,7 +217,7 @@ class _Ended:
         if not self.entries:
             return []
         last_entry, last_step = self.entries[-1][0], self.last_step
-        # The steps may state no times. That a rank is elsewhere tells of a hang all the same.
+        # The steps may state no times. A rank that is elsewhere is evidence of a hang all the same.
         watched = last_step is not None and last_step > last_entry and bool(self.located)
         last_step = None if watched else last_step
         gap = self.end - max(last_entry, last_entry if last_step is None else last_step)

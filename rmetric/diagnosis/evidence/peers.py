@@ -1,7 +1,6 @@
 """Ranks that deviate from their peers or lack what all others have, and unusual events.
 
-What is lacking complements L4's filtering: removing normal events removes the only trace of a fault
-that is an absence.
+Absences complement L4's filtering: without normal events, a fault that is an absence has no trace.
 """
 
 from __future__ import annotations
@@ -59,42 +58,43 @@ def recorders(scene: Scene) -> list[Row]:
     """Rows against the ranks that hold up others, the stronger the more wait for them."""
     beside = scene.job.beside
     blamed = culprits(beside.dumps) if beside is not None else {}
-    most = max((len(one.others) for one in blamed.values()), default=1)
-    share = {rank: (1 - LEAST_SHARE) * len(one.others) / most for rank, one in blamed.items()}
+    most = max((len(blame.others) for blame in blamed.values()), default=1)
+    share = {rank: (1 - LEAST_SHARE) * len(blame.others) / most for rank, blame in blamed.items()}
     return divided(
-        Row(f"rank {rank}", "recorder", one.words, LEAST_SHARE + share[rank], NOT_ENTERED)
-        for rank, one in blamed.items()
+        Row(f"rank {rank}", "recorder", blame.words, LEAST_SHARE + share[rank], NOT_ENTERED)
+        for rank, blame in blamed.items()
     )
 
 
 def stacks(scene: Scene) -> Iterator[Row]:
     """Rows against the ranks whose stack is not that of most."""
     odd = scene.odd_stacks.items()
-    kind = "stack" if any(one.stays for _, one in odd) else "stack of one that moves"
+    kind = "stack" if any(stack.stays for _, stack in odd) else "stack of one that moves"
     yield from divided(
-        Row(name, kind, one.words, 1.0, STACK_DIFFERS, stage=one.awaits)
-        for name, one in odd
+        Row(name, kind, stack.words, 1.0, STACK_DIFFERS, stage=stack.awaits)
+        for name, stack in odd
         if name
     )
-    for name, one in odd:
-        if not name and one.awaits:  # of a process of which no more is known
-            yield Row("", "stack", one.words, 1.0, STACK_DIFFERS, stage=one.awaits)
+    for name, stack in odd:
+        if not name and stack.awaits:  # of a process of which no more is known
+            yield Row("", "stack", stack.words, 1.0, STACK_DIFFERS, stage=stack.awaits)
     yield from divided(
-        Row(name, "stack in a collective", one.words, 1.0, DIFFERENT)
-        for name, one in odd
-        if one.collective
+        Row(name, "stack in a collective", stack.words, 1.0, DIFFERENT)
+        for name, stack in odd
+        if stack.collective
     )
 
 
 def unlike_numbers(scene: Scene) -> list[Row]:
     """Rows against ranks whose losses or times are not those of the others."""
     return divided(
-        Row(one.stream, "numbers", _compared(one), entry=one.place) for one in scene.number_outliers
+        Row(number.stream, "numbers", _compared(number), entry=number.place)
+        for number in scene.number_outliers
     )
 
 
-def _compared(one: NumberOutlier) -> str:
-    return f"its {one.name} is {one.value:.4g}, the others' {one.usual:.4g}"
+def _compared(number: NumberOutlier) -> str:
+    return f"its {number.name} is {number.value:.4g}, the others' {number.usual:.4g}"
 
 
 def unlike_settings(scene: Scene) -> list[Row]:
@@ -128,10 +128,10 @@ def not_finite(scene: Scene) -> Iterator[Row]:
 def absences(scene: Scene) -> list[Row]:
     """Rows against the ranks that are silent or end early, the strongest first."""
     every = peers(scene.job)
-    active = [one for one in every if one.stream is not None]
+    active = [peer for peer in every if peer.stream is not None]
     absent = [*_silent(every, active), *_ended_early(scene, active)]
     found = [_explaining(scene, row) for row in absent]
-    return sorted(found, key=lambda one: (-one.strength, one.target, one.kind))
+    return sorted(found, key=lambda row: (-row.strength, row.target, row.kind))
 
 
 def _explaining(scene: Scene, row: Row) -> Row:
@@ -141,8 +141,8 @@ def _explaining(scene: Scene, row: Row) -> Row:
     # All ranks take part in a step, so that one that was not needed had only nothing to log.
     stream = scene.job.streams.get(row.target)
     last = stream.last if stream is not None else None
-    kept = (entry for one in scene.job.stepping for entry in one.tail if entry.step is not None)
-    later = {one.step for one in kept if last is not None and scene.ordering.after(one, last)}
+    kept = (entry for other in scene.job.stepping for entry in other.tail if entry.step is not None)
+    later = {entry.step for entry in kept if last is not None and scene.ordering.after(entry, last)}
     return row if len(later) > IN_FLIGHT else row._replace(hypothesis=SILENT, entry=last)
 
 
@@ -155,22 +155,22 @@ def _silent(every: Sequence[Peer], active: Sequence[Peer]) -> list[Row]:
     if not _few(many, len(every)):
         return []
     # Where the others hardly log, as all ranks but the first may, a silence means little.
-    fewest = min(sum(one.counts.values()) for one in active)
+    fewest = min(sum(peer.counts.values()) for peer in active)
     strength = round((1.0 - exp(-fewest / ENTRIES_SCALE)) / many**0.5, 3)
     words = f"logged nothing; {len(active)} of {len(every)} ranks did"
-    return [Row(one.name, "silent", words, strength) for one in every if one.stream is None]
+    return [Row(peer.name, "silent", words, strength) for peer in every if peer.stream is None]
 
 
 def _ended_early(scene: Scene, active: Sequence[Peer]) -> list[Row]:
     """Those that end long before the median: by time, by step, in a shared log by entries."""
-    streams = {one.name: one.stream for one in active if one.stream is not None}
-    lasts = {name: one.last for name, one in streams.items() if one.last is not None}
+    streams = {peer.name: peer.stream for peer in active if peer.stream is not None}
+    lasts = {name: stream.last for name, stream in streams.items() if stream.last is not None}
     # Times of entries before the last may be of another zone.
     seconds = scene.ordering.seconds
-    times = {name: seconds(one) for name, one in lasts.items() if one.time is not None}
-    steps = {name: one.last_step for name, one in streams.items()}
+    times = {name: seconds(entry) for name, entry in lasts.items() if entry.time is not None}
+    steps = {name: stream.last_step for name, stream in streams.items()}
     shared = len(scene.job.files) <= 1
-    orders = {name: one.order / len(active) for name, one in lasts.items() if shared}
+    orders = {name: entry.order / len(active) for name, entry in lasts.items() if shared}
     measures: tuple[tuple[Mapping[str, float | None], float, float, str], ...] = (
         (times, MIN_LAG_SECONDS, 1.0, "its last entry is {:.0f} s before the others'"),
         (steps, 1.0, LAG_SCALE_STEPS, "its last step is {:.0f} before the others'"),
@@ -215,29 +215,29 @@ def unusual(scene: Scene) -> Unusual:
     job, key = scene.job, scene.ordering.key
     odd = job.odd_iterations.values() if scene.switches.temporal else ()
     numbers = scene.number_outliers if scene.switches.spatial else []
-    steps = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
+    steps = [log.last_step_at for log in job.streams.values() if log.last_step_at is not None]
     last = max(steps, key=key, default=None)
     events, errors = _odd_events(scene, last)
     return Unusual(
         events=events[:MAX_ODD],
         errors=errors[:MAX_ODD],
-        numbers=[(one.place, f"{one.stream}: {_compared(one)}") for one in numbers],
+        numbers=[(number.place, f"{number.stream}: {_compared(number)}") for number in numbers],
         slow=[
             (
-                one.place,
-                f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s",
+                slow.place,
+                f"step {slow.step} took {slow.seconds:.3g} s, usual {slow.usual_seconds:.3g} s",
             )
-            for one in odd
-            if one.seconds is not None
+            for slow in odd
+            if slow.seconds is not None
         ],
         first_odd=min(
-            (one for one in odd if not one.recovered),
-            key=lambda one: key(one.place),
+            (iteration for iteration in odd if not iteration.recovered),
+            key=lambda iteration: key(iteration.place),
             default=None,
         ),
         notes=[
-            f"{one.stream}: {_compared(one)}, at {one.steps} of the last steps"
-            for one in numbers[:1]
+            f"{number.stream}: {_compared(number)}, at {number.steps} of the last steps"
+            for number in numbers[:1]
         ],
     )
 
@@ -248,7 +248,7 @@ def _odd_events(
     """Events after the last step, and those of outliers; errors that first occur after it."""
     job, after, key = scene.job, scene.ordering.after, scene.ordering.key
     events, errors = list[tuple[int, str]](), list[tuple[int, str]]()
-    for event in sorted(job.events, key=lambda one: key(one.first)):
+    for event in sorted(job.events, key=lambda event: key(event.first)):
         if event.number in scene.known.ordinary or not (last is None or after(event.last, last)):
             continue
         if level(event.last.text) == "error":
@@ -259,12 +259,12 @@ def _odd_events(
             events.append((event.number, "not in healthy jobs, after the last step"))
     shown = {number for number, _ in events}
     # Events by which ranks report that they lost another make no outlier by their wording.
-    echoes = (one.events for one in scene.faults if one.role == "echo")
+    echoes = (fault.events for fault in scene.faults if fault.role == "echo")
     rng, ordinary = np.random.default_rng(0), scene.known.ordinary.union(*echoes)
     outliers = peer_outliers(job, rng=rng, ordinary=ordinary) if scene.switches.spatial else ()
-    for one in outliers:
-        for number in one.events[:MAX_OF_OUTLIER]:
-            if number not in shown and job.events[number].counts.get(one.name):
+    for outlier in outliers:
+        for number in outlier.events[:MAX_OF_OUTLIER]:
+            if number not in shown and job.events[number].counts.get(outlier.name):
                 shown.add(number)
-                events.append((number, f"makes {one.name} differ from its peers"))
+                events.append((number, f"makes {outlier.name} differ from its peers"))
     return events, errors

@@ -34,7 +34,7 @@ class Row(NamedTuple):
         kind: a key of the weights of model.json.
         strength: 0 to 1.
         hypothesis: id of the inferred cause that it speaks for; "" for none.
-        stage: in which the job stood, where the evidence tells.
+        stage: in which the job stood, where the evidence states it.
     """
 
     target: str
@@ -63,17 +63,17 @@ class RankIndex:
     """Names of the ranks and nodes that can be implicated; `silent` ones have no log lines."""
 
     def __init__(self, job: Job) -> None:
-        self.active = {one.name for one in job.active_streams}
-        self.ranks = {one.name: one.rank for one in job.active_streams if one.rank is not None}
+        self.active = {log.name for log in job.active_streams}
+        self.ranks = {log.name: log.rank for log in job.active_streams if log.rank is not None}
         self.silent = {f"rank {rank}" for rank in job.silent_ranks}
         self._job = job
         on_nodes = Counter(job.node_of_rank.values())
         #: several of them run on one node
         self._tasks_are_ranks = not job.tasks_launch and max(on_nodes.values(), default=0) > 1
         self._on_node: dict[str, list[tuple[int, str]]] = {}
-        for one in job.streams.values():
-            if one.rank is not None and (node := job.node_of(one)) is not None:
-                self._on_node.setdefault(short(node), []).append((one.rank, one.name))
+        for log in job.streams.values():
+            if log.rank is not None and (node := job.node_of(log)) is not None:
+                self._on_node.setdefault(short(node), []).append((log.rank, log.name))
 
     def is_minority(self, count: int) -> bool:
         """True if `count` streams are few enough to be suspicious."""
@@ -119,7 +119,7 @@ class RankIndex:
 
     def on_node(self, name: str) -> set[str]:
         """Names of the ranks on the node of a stream `node NAME`."""
-        return {one for _, one in self._on_node.get(short(name.removeprefix("node ")), [])}
+        return {stream for _, stream in self._on_node.get(short(name.removeprefix("node ")), [])}
 
     def _of_local_rank(self, local_rank: int, stream: str) -> list[str]:
         """The rank on the stream's node; where there is one node only, of the same number."""
@@ -154,7 +154,7 @@ class RankIndex:
             if ranks and local_rank.isdigit():
                 return self._at(ranks, int(local_rank)) or [f"node {node}"]
             if ranks:
-                return [one for _, one in ranks]
+                return [stream for _, stream in ranks]
         return [f"node {node}"]
 
 
@@ -199,7 +199,7 @@ class Scene:
     @cached_property
     def matched_events(self) -> frozenset[int]:
         """Numbers of the events of all faults."""
-        return frozenset().union(*(one.events for one in self.faults))
+        return frozenset().union(*(fault.events for fault in self.faults))
 
 
 def grouped(rows: Iterable[Row], field: str) -> dict[str, list[Row]]:
@@ -213,7 +213,7 @@ def grouped(rows: Iterable[Row], field: str) -> dict[str, list[Row]]:
 
 def strongest(rows: Iterable[Row]) -> dict[str, Row]:
     """Kind -> its strongest row."""
-    return {row.kind: row for row in sorted(rows, key=lambda one: one.strength)}
+    return {row.kind: row for row in sorted(rows, key=lambda row: row.strength)}
 
 
 def divided(rows: Iterable[Row]) -> list[Row]:

@@ -159,8 +159,8 @@ class Match:
 def span_of(streams: Iterable[JobStream]) -> tuple[float, float] | None:
     """First and last time with a year; without any, of all; None where nothing states one."""
     ends = list[float | None]()
-    for one in streams:
-        ends += one.first_time, one.last_time, one.last_step_at.time if one.last_step_at else None
+    for log in streams:
+        ends += log.first_time, log.last_time, log.last_step_at.time if log.last_step_at else None
     return span_of_times([end for end in ends if end is not None])
 
 
@@ -236,47 +236,47 @@ class Job:
     def active_streams(self) -> list[JobStream]:
         """Streams to compare: ranks where there are any, else nodes, else all streams."""
         every = list(self.streams.values())
-        ranks = [one for one in every if one.rank is not None]
-        return ranks or [one for one in every if one.node is not None] or every
+        ranks = [stream for stream in every if stream.rank is not None]
+        return ranks or [stream for stream in every if stream.node is not None] or every
 
     @cached_property
     def trained(self) -> bool:
         """True if any stream logged more than one step."""
-        return any(one.steps > 1 for one in self.streams.values())
+        return any(stream.steps > 1 for stream in self.streams.values())
 
     @cached_property
     def traits(self) -> frozenset[str]:
         """The traits of the signatures found in any stream."""
-        return frozenset(trait for one in self.matches.values() for trait in one.traits)
+        return frozenset(trait for match in self.matches.values() for trait in match.traits)
 
     @cached_property
     def pids_named_by_programs(self) -> frozenset[str]:
         """Process numbers in matches that are no kernel's kill."""
-        of = (one.pids for one in self.matches.values() if "kernel kill" not in one.traits)
-        return frozenset[str]().union(*of)
+        pids = (match.pids for match in self.matches.values() if "kernel kill" not in match.traits)
+        return frozenset[str]().union(*pids)
 
     @cached_property
     def stepping(self) -> list[JobStream]:
         """Streams that log steps."""
-        return [one for one in self.streams.values() if one.steps]
+        return [stream for stream in self.streams.values() if stream.steps]
 
     @cached_property
     def of_node(self) -> dict[str | None, list[JobStream]]:
         """Node, None where it is not known -> its streams."""
         found: dict[str | None, list[JobStream]] = {}
-        for one in self.streams.values():
-            found.setdefault(self.node_of(one), []).append(one)
+        for stream in self.streams.values():
+            found.setdefault(self.node_of(stream), []).append(stream)
         return found
 
     @cached_property
     def most_steps(self) -> int:
-        return max((one.steps for one in self.stepping), default=0)
+        return max((stream.steps for stream in self.stepping), default=0)
 
     @cached_property
     def furthest(self) -> JobStream | None:
         """Stream with the greatest last step; None without step lines."""
-        stepping = [one for one in self.streams.values() if one.last_step is not None]
-        return max(stepping, key=lambda one: one.last_step or 0, default=None)
+        stepping = [stream for stream in self.streams.values() if stream.last_step is not None]
+        return max(stepping, key=lambda stream: stream.last_step or 0, default=None)
 
     def node_of(self, stream: JobStream) -> str | None:
         """The stream's own, or its rank's; None where not known."""
@@ -302,7 +302,7 @@ class Job:
 
         Where no size is stated, the greatest active rank counts, if few are missing.
         """
-        active = {one.rank for one in self.streams.values() if one.rank is not None}
+        active = {stream.rank for stream in self.streams.values() if stream.rank is not None}
         size = self.world_size
         if size is None and len(active) >= MIN_RANKS:
             size = max(active) + 1

@@ -45,10 +45,10 @@ class IdentityGraph:
             "rank": prefix.rank, "pid": prefix.pid, "node": prefix.node, "of": MANY_RANKS,
             "stream": (self.file, prefix), "job": None, "writer": writer_node(prefix),
         }  # fmt: skip
-        for one in may:
-            for match in one.pattern.finditer(text):
+        for statement in may:
+            for match in statement.pattern.finditer(text):
                 found = own | identities(match)
-                for pair in one.ties:
+                for pair in statement.ties:
                     if pair[0] == "report":
                         self._take_report(prefix, pair[1], found)
                     else:
@@ -64,13 +64,13 @@ class IdentityGraph:
         elif "rank" in report and name == "pid":
             self._tie("process", "member", report)
 
-    def _tie(self, one: str, other: str, found: dict[str, Any]) -> None:
+    def _tie(self, name: str, other: str, found: dict[str, Any]) -> None:
         tied = _identity(other, found)
-        keys = found["tasks"] if one == "task" else [_identity(one, found)]
+        keys = found["tasks"] if name == "task" else [_identity(name, found)]
         for key in keys if tied is not None else ():
-            if key is None and one not in ("job", "writer"):
+            if key is None and name not in ("job", "writer"):
                 continue
-            ties = self._ties[f"{one} {other}", key]
+            ties = self._ties[f"{name} {other}", key]
             if tied in ties or len(ties) < MOST_TIED:
                 ties[tied] += 1
 
@@ -114,7 +114,7 @@ class World:
         self.graph, self._prefixes = graph, prefixes
         #: number of ranks -> the lines that state it
         self._sizes: dict[int, int] = {
-            one: lines for one, lines in graph.of("job size").items() if 0 < one <= MAX_RANKS
+            size: lines for size, lines in graph.of("job size").items() if 0 < size <= MAX_RANKS
         }
         self._num_nodes = max(graph.of("job nodes"), default=0)
         self._per_node = max(graph.of("job each"), default=0)
@@ -127,7 +127,7 @@ class World:
         self._members: dict[tuple[str | None, int], tuple[int, int]] = {
             process: largest
             for process, ties in graph.all("process member")
-            if (largest := max(ties, key=lambda one: (one[0], ties[one])))[0] >= (self.size or 0)
+            if (largest := max(ties, key=lambda pair: (pair[0], ties[pair])))[0] >= (self.size or 0)
         }
 
     @cached_property
@@ -158,7 +158,10 @@ class World:
     def tasks_launch(self) -> bool:
         """True if a task of srun is no rank, but starts those of its node."""
         # A prefix states another rank, or lines place far other ranks on the task's node.
-        if any(one.task is not None and one.rank not in (None, one.task) for one in self._prefixes):
+        if any(
+            prefix.task is not None and prefix.rank not in (None, prefix.task)
+            for prefix in self._prefixes
+        ):
             return True
         ranks = defaultdict[str, list[int]](list)
         for rank, node in self._stated_nodes.items():
@@ -287,10 +290,10 @@ class _Node:
         # All streams of a node have the same distance between global and local rank. One that
         # states another distance than most names another rank, unless its prefix agrees.
         sure = _only(self.by_prefix)
-        stated = {one: rank for one, rank in (_only(self.stated) | sure).items() if rank >= one}
-        firsts = Counter(rank - local for local, rank in stated.items()).most_common(1)
-        self.ranks = stated
-        if firsts and 2 * firsts[0][1] > len(stated):
+        own = {local: rank for local, rank in (_only(self.stated) | sure).items() if rank >= local}
+        firsts = Counter(rank - local for local, rank in own.items()).most_common(1)
+        self.ranks = own
+        if firsts and 2 * firsts[0][1] > len(own):
             first, self.ranks = firsts[0][0], sure
             # Whole nodes precede the ranks from the first.
             self.first = first if first % per_node == 0 else None
@@ -308,14 +311,11 @@ class RankLayout:
 
     A rank within a node ("[default1]: " of torchrun, "local_rank_1.log") becomes a global one by
 
-    1. any line of that stream that states its own ("[rank17]: ", "RANK=17", "rank 17, world
-       size 24"),
+    1. any line of the stream that states it ("[rank17]: ", "RANK=17", "rank 17, world size 24"),
     2. the distance that others of the same node have,
-    3. the node's number, by its agent ("node_rank=2", "group_rank=2") or a list of nodes, times
-       the ranks of a node.
+    3. the node's number, by its agent ("node_rank=2", "group_rank=2") or a list, times its ranks.
 
-    Of one node alone it is the global rank. Where no line tells of any node, it is what the names
-    of files say. Else it is not known.
+    Of one node alone it is the global rank, without nodes that of the file's name; else unknown.
     """
 
     def __init__(self, files: Files) -> None:
@@ -341,7 +341,7 @@ class RankLayout:
         self._nodes: dict[Key, _Node] = {}
         for source, prefix in streams:
             self._add(source, prefix)
-        self._resolve([one for one in self._nodes.values() if one.stated])
+        self._resolve([node for node in self._nodes.values() if node.stated])
 
     def place(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         """Placement of a stream, from its prefix, its file name or the lines."""
@@ -401,23 +401,23 @@ class RankLayout:
             node.stated[local].add(rank)
 
     def _resolve(self, nodes: Sequence[_Node]) -> None:
-        numbers, per_node = [one.number(self.world) for one in nodes], self.world.per_node or 0
-        for one, number in zip(nodes, numbers, strict=True):
-            one.resolve(max(per_node, 1))
-            known = one.first is not None or one.ranks
+        numbers, per_node = [node.number(self.world) for node in nodes], self.world.per_node or 0
+        for node, number in zip(nodes, numbers, strict=True):
+            node.resolve(max(per_node, 1))
+            known = node.first is not None or node.ranks
             if not known and number is not None and numbers.count(number) == 1:
-                one.first = number * per_node if per_node or number == 0 else None
-        self._by_names = not any(one.ranks or one.first is not None for one in nodes)
+                node.first = number * per_node if per_node or number == 0 else None
+        self._by_names = not any(node.ranks or node.first is not None for node in nodes)
         if not self._several(nodes):
-            for one in nodes:
-                one.first = one.first or 0
+            for node in nodes:
+                node.first = node.first or 0
 
     def _several(self, nodes: Sequence[_Node]) -> bool:
-        every, size = set().union(*(one.stated for one in nodes)), self.world.size or 0
+        every, size = set().union(*(node.stated for node in nodes)), self.world.size or 0
         each = len(every) if every == {*range(len(every))} else 0
-        named = [one for one in nodes if one.key[0] != "file"]
+        named = [node for node in nodes if node.key[0] != "file"]
         dealt = 1 < each < size and size % each == 0
-        placed = any(one.first or one.ranks for one in nodes)
+        placed = any(node.first or node.ranks for node in nodes)
         return self.world.several_nodes or len(named) > 1 or placed or dealt
 
 

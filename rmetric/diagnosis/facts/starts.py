@@ -131,7 +131,7 @@ class StartMarks:
 
 
 #: Least share of a beginning's entries that recur at the next one, and of all of them where no
-#: step was made or nothing else tells of a start.
+#: step was made or nothing else indicates a start.
 MIN_SHARE = 0.4
 MIN_WHOLE_SHARE = 0.6
 #: So many entries, and the whole share, are a start without a failure before it.
@@ -151,37 +151,37 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
     ends = found.ends()
 
-    def same(one: Mark, other: Place) -> bool:
+    def same(mark: Mark, restart: Place) -> bool:
         """True if nothing was made, and nothing failed, between two lines."""
-        between = bisect_left(ends, one.line) != bisect_left(ends, other.line)
-        return one.steps == other.steps and not between
+        between = bisect_left(ends, mark.line) != bisect_left(ends, restart.line)
+        return mark.steps == restart.steps and not between
 
     begun = attempt_starts(found.marks(), last_end=ends[-1] if ends else 0)
     restarts = [
         restart
         for restart in _of_launchers(found.restarts)
-        if not any(one.line <= restart.line and same(one, restart) for one in begun)
+        if not any(mark.line <= restart.line and same(mark, restart) for mark in begun)
     ]
     # What begins behind such a line is the same attempt.
     starts = {
-        one.line
-        for one in begun
-        if not any(each.line < one.line and each.steps == one.steps for each in restarts)
+        mark.line
+        for mark in begun
+        if not any(restart.line < mark.line and restart.steps == mark.steps for restart in restarts)
     }
-    return tuple(sorted(starts | {one.line + 1 for one in restarts}))
+    return tuple(sorted(starts | {restart.line + 1 for restart in restarts}))
 
 
 def _of_launchers(restarts: Sequence[Place]) -> list[Place]:
     """Restarts; where the launcher of each node states one after the same steps, the last."""
     found: list[Place] = []
     stated: set[str] = set()
-    for one in restarts:
-        if found and one.writer and one.writer not in stated and one.steps == found[-1].steps:
+    for place in restarts:
+        if found and place.writer and place.writer not in stated and place.steps == found[-1].steps:
             found.pop()
         else:
             stated.clear()
-        found.append(one)
-        stated.add(one.writer)
+        found.append(place)
+        stated.add(place.writer)
     return found
 
 
@@ -210,7 +210,7 @@ def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Mark]:
     """First entries of the second and later attempts in a file, in order; none for one attempt.
 
     >>> first = [Mark(line, line, 0, 0) for line in (1, 2, 3)]
-    >>> attempt_starts([*first, *(Mark(50 + one.line, one.template, 40, 1) for one in first)])
+    >>> attempt_starts([*first, *(Mark(50 + mark.line, mark.template, 40, 1) for mark in first)])
     [Mark(line=51, template=1, steps=40, ends=1, ended=False, rank=-1)]
     """
     if not marks:
@@ -233,11 +233,11 @@ def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Mark]:
             tried, found = (mark.steps, mark.ends), _Beginning(marks, at)
             before = (first,) if current is first else (current, first)
             if (mark.ended and mark.line < last_end and first.fails_at_once(found)) or any(
-                _recurs(found, one, origin) for one in before
+                _recurs(found, beginning, origin) for beginning in before
             ):
                 starts.append(mark)
                 current, origin = found, mark
-                written = {(one.template, one.rank) for one in found.marks}
+                written = {(entry.template, entry.rank) for entry in found.marks}
                 at += len(found.marks)
                 continue
         written.add((mark.template, mark.rank))

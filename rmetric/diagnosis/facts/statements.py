@@ -43,7 +43,7 @@ class Statement:
     __slots__ = ("gates", "loose", "pattern", "ties")
 
     def __init__(self, ties: str, gates: str, pattern: str) -> None:
-        self.ties = [(one, other) for one, other in map(str.split, ties.split(","))]
+        self.ties = [(name, other) for name, other in map(str.split, ties.split(","))]
         self.gates = gates.split("|")
         self.pattern = re.compile(pattern)
         self.loose = any_digits(pattern)
@@ -155,7 +155,7 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
     ("report pid", "exitcode ", r"^\s*exitcode +: \S+ \(pid: (?P<pid>\d{1,9})\)"),
 ))
 # fmt: on
-_GATES = WordIndex((gate.encode(), at) for at, one in enumerate(STATEMENTS) for gate in one.gates)
+_GATES = WordIndex((gate.encode(), at) for at, row in enumerate(STATEMENTS) for gate in row.gates)
 _PART = re.compile(r"([^,\s\[\]]*)(?:\[([\d,-]+)\])?([^,\s\[\]]*)")
 _INFO_NODE = re.compile(r"[\"']([\w.-]+)[\"']: ?\[([\d, ]*)\]")
 
@@ -166,7 +166,7 @@ def may_state(
     """What lines may state that are `bare`, in lower case `form`, without their digits."""
     gated = (STATEMENTS[at] for at in sorted(set(_GATES.items(form, words))))
     # `re` keeps what it has compiled, and most of these patterns no log needs.
-    return tuple(one for one in gated if len(bare) > LONGEST_FORM or re.search(one.loose, bare))
+    return tuple(row for row in gated if len(bare) > LONGEST_FORM or re.search(row.loose, bare))
 
 
 def identities(match: re.Match[str]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _identity(name: str, text: str) -> Any:
     if name == "tasks":
         return [int(task) for task in expanded(f"[{text}]")]
     if name == "info":
-        return {node: len(some.split(",")) for node, some in _INFO_NODE.findall(text)}
+        return {node: len(gpus.split(",")) for node, gpus in _INFO_NODE.findall(text)}
     if name == "pci":
         return text.lower()
     if name == "bus":  # the last three hexadecimal digits are the device's and the function's

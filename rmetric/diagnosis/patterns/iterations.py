@@ -68,8 +68,8 @@ def distance(first: Sequence[int], second: Sequence[int]) -> int:
     # twice the number of unequal pairs on the best path. Those of one sequence alone share one.
     place = {symbol: row for row, symbol in enumerate(sorted({*first} & {*second}), start=2)}
     unit = np.eye(len(place) + 2)
-    ours = unit[[place.get(one, 0) for one in first]]
-    theirs = unit[[place.get(one, 1) for one in second]]
+    ours = unit[[place.get(symbol, 0) for symbol in first]]
+    theirs = unit[[place.get(symbol, 1) for symbol in second]]
     compiled = dtw.dtw_cc is not None
     return round(float(dtw_ndim.distance(ours, theirs, use_c=compiled)) ** 2 / 2.0)
 
@@ -96,8 +96,8 @@ def usual_if_slow(kept: deque[float], seconds: float, steps: int) -> float | Non
     if len(before) < LEAST_PAST or seconds <= max(before):
         return None
     usual, mean = median(before), sum(before) / len(before)
-    deviation = sqrt(sum((one - mean) ** 2 for one in before) / len(before))
-    whole = all((one * steps).is_integer() for one in (seconds, *before))
+    deviation = sqrt(sum((duration - mean) ** 2 for duration in before) / len(before))
+    whole = all((duration * steps).is_integer() for duration in (seconds, *before))
     least = (MIN_EXCESS_WHOLE_SECONDS if whole else MIN_EXCESS_SECONDS) / steps
     slow_from = max(mean + 3.0 * deviation, SLOW_RATIO * usual, usual + least)
     return usual if seconds > slow_from else None
@@ -152,7 +152,7 @@ class _Past(Generic[Place]):
     opened_time: float | None = None
     aside: bool = False  # a stage of `ASIDE` lasts
     was_aside: bool = False  # one was entered in this iteration
-    now: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)  # of the one that goes on
     known: set[int] = field(default_factory=set)  # events of iterations before
     having: Counter[int] = field(default_factory=Counter)  # event -> number of iterations with it
     iterations: int = 0
@@ -162,15 +162,15 @@ class _Past(Generic[Place]):
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=5 * WINDOW))
     odd: list[_Odd] = field(default_factory=list)
 
-    def is_habit(self, one: _Odd) -> bool:
+    def is_habit(self, odd: _Odd) -> bool:
         """True if it recurs: its new events now and then, or its slowness periodically."""
-        if one.missing:
+        if odd.missing:
             return False
-        if one.extra:
-            times = min(self.having[event] for event in one.extra)
+        if odd.extra:
+            times = min(self.having[event] for event in odd.extra)
             return 3 <= times <= self.iterations / 4
-        odd = [each.iteration for each in self.odd]
-        slow = [each.step for each in odd if each.usual_seconds is not None]
+        iterations = [other.iteration for other in self.odd]
+        slow = [iteration.step for iteration in iterations if iteration.usual_seconds is not None]
         apart = [after - before for before, after in pairwise(slow)]
         return len(apart) >= 2 and max(apart) <= 1.1 * min(apart)
 
@@ -187,7 +187,7 @@ class _Past(Generic[Place]):
         elif form not in (self.form, SAMPLES) and (
             self.form == SAMPLES or mine.rises > 2 * self.step_counts[self.form].rises
         ):
-            self.form, self.opened, self.now, self.iterations = form, None, [], 0
+            self.form, self.opened, self.events, self.iterations = form, None, [], 0
             for kept in (self.having, self.window, self.seconds):
                 kept.clear()
             self.similarities = (0, 0.0, 0.0)
@@ -195,7 +195,7 @@ class _Past(Generic[Place]):
 
     def close(self, step: int, time: float | None) -> None:
         """The iteration ends: is it odd?"""
-        events, steps = tuple(self.now), max(1, step - self.top)
+        events, steps = tuple(self.events), max(1, step - self.top)
         if self.was_aside:
             self.known.update(events)
             return
@@ -223,14 +223,14 @@ class _Past(Generic[Place]):
         if not measured and self.window and events == self.window[-1]:
             return none, none
         now = frozenset(events)
-        always = {one for one, count in self.having.items() if count == self.iterations}
+        always = {event for event, count in self.having.items() if count == self.iterations}
         missing, extra = frozenset(always - now), now - self.known
         self.news += bool(extra)
         is_news = (missing or extra) and self.news <= WINDOW + self.iterations / 4
         count, total, squares = self.similarities
         mean = usual = total / max(1, count)
         if self.window and (measured or is_news):
-            similar = [similarity(*sorted((one, events))) for one in self.window]
+            similar = [similarity(*sorted((earlier, events))) for earlier in self.window]
             mean = sum(similar) / len(similar)
         fall = max(3.0 * sqrt(max(0.0, squares / max(1, count) - usual**2)), LEAST_FALL)
         if self.iterations >= LEAST_PAST and mean < usual - fall and (missing or extra):
@@ -258,7 +258,7 @@ class IterationWatch(Generic[Place]):
         if past.opened is None or past.aside:
             past.known.update(events)
         else:
-            past.now += events[: max(0, MAX_ITERATION_EVENTS - len(past.now))]
+            past.events += events[: max(0, MAX_ITERATION_EVENTS - len(past.events))]
 
     def enter(self, stream: str, stage: str) -> None:
         """The stream enters a stage; one of `ASIDE` lasts until its next step line."""
@@ -285,7 +285,7 @@ class IterationWatch(Generic[Place]):
         if past.opened is not None:
             past.close(step, time)
         past.top, past.opened, past.opened_time = step, place, time
-        past.now, past.was_aside = [], False
+        past.events, past.was_aside = [], False
         return step
 
     def first_odd(self) -> dict[str, Iteration[Place]]:
@@ -296,15 +296,15 @@ class IterationWatch(Generic[Place]):
         """
         found = {}
         for stream, past in self._pasts.items():
-            odd = [one for one in past.odd if not past.is_habit(one)]
+            odd = [candidate for candidate in past.odd if not past.is_habit(candidate)]
             if not odd:
                 continue
             # Of those with no long row of usual iterations behind them, the first.
             first, end = replace(odd[0].iteration, recovered=True), past.iterations
-            for one in reversed(odd):
-                if end - one.number > RECOVERED:
+            for candidate in reversed(odd):
+                if end - candidate.number > RECOVERED:
                     break
-                first, end = one.iteration, one.number
+                first, end = candidate.iteration, candidate.number
             found[stream] = first
         return found
 

@@ -67,14 +67,14 @@ class Dump:
     def last(self, group: str, key: str, *, done: bool = False) -> int:
         """Number of the last collective of a group that it entered, or ended; -1 for none."""
         own = self.groups.get(group, {}).items()
-        known = [number for number, one in own if one.done or not done]
+        known = [number for number, collective in own if collective.done or not done]
         return max([self.reached.get(key, (-1, -1))[done], *known])
 
     def whereabouts(self, group: str, last: int) -> str:
-        one = self.groups.get(group, {}).get(last)
-        if one is None:
+        entry = self.groups.get(group, {}).get(last)
+        if entry is None:
             return f"its last is #{last}" if last >= 0 else "it entered none of this group"
-        return f"its last is #{last}, {one.words}" + ("" if one.done else ", not ended")
+        return f"its last is #{last}, {entry.words}" + ("" if entry.done else ", not ended")
 
 
 class Accused(NamedTuple):
@@ -138,14 +138,14 @@ def _fill(dump: Dump, loaded: Any) -> None:
             words = operation + f" of {shown}" * bool(shown) + _place(entry.get("frames"))
             dump.groups[group][number] = Collective(operation, shown, done, words)
             dump.ids[group] = str(entry.get("pg_id"))
-    for key, one in (loaded.get("pg_status") or {}).items():
-        last = (one.get(f"last_{did}_collective", -1) for did in ("enqueued", "completed"))
+    for key, status in (loaded.get("pg_status") or {}).items():
+        last = (status.get(f"last_{did}_collective", -1) for did in ("enqueued", "completed"))
         dump.reached[str(key)] = (int(next(last)), int(next(last)))
-    for name, one in (loaded.get("pg_config") or {}).items():
-        ranks = one.get("ranks", "")
+    for name, config in (loaded.get("pg_config") or {}).items():
+        ranks = config.get("ranks", "")
         ranks = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks
         if ranks:
-            group = _group_name((one.get("name", name), one.get("desc", "")))
+            group = _group_name((config.get("name", name), config.get("desc", "")))
             dump.members[group] = frozenset(map(int, ranks))
     if isinstance(loaded.get("rank"), int):
         dump.rank = loaded["rank"]
@@ -174,20 +174,20 @@ def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
     left out that wait elsewhere themselves: for a collective, or for a message of another rank. Of
     several dumps of one rank the last counts.
     """
-    by_rank = {one.rank: one for one in sorted(dumps, key=lambda one: one.rank)}
-    ids = {group: key for one in dumps for group, key in one.ids.items()}
+    by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.rank)}
+    ids = {group: key for dump in dumps for group, key in dump.ids.items()}
     found: list[tuple[int, Accused]] = []
     for group, key in sorted(ids.items()):
         # Where no dump states a group's ranks, those that were in it.
-        stated = frozenset[int]().union(*(one.members.get(group, ()) for one in dumps))
-        some = {
-            rank: one
-            for rank, one in by_rank.items()
-            if (rank in stated if stated else group == "default_pg" or group in one.groups)
+        stated = frozenset[int]().union(*(dump.members.get(group, ()) for dump in dumps))
+        members = {
+            rank: dump
+            for rank, dump in by_rank.items()
+            if (rank in stated if stated else group == "default_pg" or group in dump.groups)
         }
-        found += [*_not_ended(group, key, some), *_not_entered(group, key, some)]
-    waiting = {rank for _, one in found if one.how != "not ended" for rank in one.others}
-    receiving = {rank for rank, one in by_rank.items() if one.receives}
+        found += [*_not_ended(group, key, members), *_not_entered(group, key, members)]
+    waiting = {rank for _, blame in found if blame.how != "not ended" for rank in blame.others}
+    receiving = {rank for rank, dump in by_rank.items() if dump.receives}
     blamed = _blamed(found, waiting | receiving) or _blamed(found, waiting) or _blamed(found, set())
     return dict(sorted(blamed.items(), key=lambda pair: (-len(pair[1].others), pair[0])))
 
@@ -195,33 +195,33 @@ def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
 def _blamed(found: Sequence[tuple[int, Accused]], wait: set[int]) -> dict[int, Accused]:
     """Each rank with its first accusation, and all that wait for it; some `wait` elsewhere."""
     blamed: dict[int, Accused] = {}
-    for rank, one in found:
-        if one.how != "not entered" or rank not in wait:
-            before = blamed.setdefault(rank, one)
-            blamed[rank] = before._replace(others=before.others | one.others)
+    for rank, blame in found:
+        if blame.how != "not entered" or rank not in wait:
+            before = blamed.setdefault(rank, blame)
+            blamed[rank] = before._replace(others=before.others | blame.others)
     return blamed
 
 
 def _not_ended(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
     """Ranks in a collective that others of the group ended, which none can without them."""
-    ended = {rank: one.last(group, key, done=True) for rank, one in dumps.items()}
-    for rank, one in dumps.items():
-        own = one.groups.get(group, {})
+    ended = {rank: dump.last(group, key, done=True) for rank, dump in dumps.items()}
+    for rank, dump in dumps.items():
+        own = dump.groups.get(group, {})
         of_all = [at for at, it in own.items() if not it.done and _OF_ALL.match(it.operation)]
         left = min(of_all, default=0)
         ahead = frozenset(peer for peer, last in ended.items() if peer != rank and last >= left)
         if of_all and ahead:
             what = f"{own[left].words}, #{left} of {group}"
-            said = f"did not end {what}, which {counted(len(ahead), 'other')} ended"
-            yield rank, Accused("not ended", said, ahead)
+            words = f"did not end {what}, which {counted(len(ahead), 'other')} ended"
+            yield rank, Accused("not ended", words, ahead)
 
 
 def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
     """Ranks that are not in the first collective in which others of the group wait for them."""
-    entered = {rank: one.last(group, key) for rank, one in dumps.items()}
-    for number in sorted({at for one in dumps.values() for at in one.groups.get(group, ())}):
-        held = {rank: one.groups.get(group, {}).get(number) for rank, one in dumps.items()}
-        here = {rank: one for rank, one in held.items() if one is not None}
+    entered = {rank: dump.last(group, key) for rank, dump in dumps.items()}
+    for number in sorted({at for dump in dumps.values() for at in dump.groups.get(group, ())}):
+        held = {rank: dump.groups.get(group, {}).get(number) for rank, dump in dumps.items()}
+        here = {rank: collective for rank, collective in held.items() if collective is not None}
         missing = [rank for rank, last in entered.items() if last < number]
         example, differing = _differing(here)
         waiting = frozenset(rank for rank in here.keys() - differing if not here[rank].done)
@@ -229,25 +229,25 @@ def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tu
             continue
         what, many = f"#{number} of {group}", counted(len(waiting), "other")
         for rank in differing:
-            said = f"entered {here[rank].words} as {what}, {many} {example.words}"
-            yield rank, Accused("other operation", said, waiting)
+            words = f"entered {here[rank].words} as {what}, {many} {example.words}"
+            yield rank, Accused("other operation", words, waiting)
         wait = "waits" if len(waiting) == 1 else "wait"
         for rank in missing:
             where = dumps[rank].whereabouts(group, entered[rank])
-            said = f"never entered {example.words}, {what}, in which {many} {wait}: {where}"
-            yield rank, Accused("not entered", said, waiting)
+            words = f"never entered {example.words}, {what}, in which {many} {wait}: {where}"
+            yield rank, Accused("not entered", words, waiting)
         return
 
 
 def _differing(here: Mapping[int, Collective]) -> tuple[Collective, set[int]]:
     """The collective of most ranks, and who is in another; nobody where there is no majority."""
-    names = Counter(one.operation for one in here.values())
+    names = Counter(collective.operation for collective in here.values())
     ((usual, times),) = names.most_common(1)
-    sizes = Counter(one.sizes for one in here.values()).most_common(1)[0][0]
+    sizes = Counter(collective.sizes for collective in here.values()).most_common(1)[0][0]
     by_sizes = len(names) == 1 and _SAME_SIZES.search(usual)
     alike = [
-        rank for rank, one in here.items()
-        if (one.sizes == sizes if by_sizes else one.operation == usual)
+        rank for rank, collective in here.items()
+        if (collective.sizes == sizes if by_sizes else collective.operation == usual)
     ]  # fmt: skip
     split = 2 * times <= len(here) > 2
     return here[alike[0]], set() if split else here.keys() - {*alike}

@@ -45,20 +45,20 @@ class Peer:
 def peers(job: Job) -> list[Peer]:
     """Ranks, silent ones too, in their order; nodes where no rank is known, else files."""
     found = [
-        Peer(name=one.name, rank=one.rank, node=job.node_of(one), stream=one)
-        for one in job.active_streams
+        Peer(name=stream.name, rank=stream.rank, node=job.node_of(stream), stream=stream)
+        for stream in job.active_streams
     ]
     for rank in job.silent_ranks:
         found.append(Peer(name=f"rank {rank}", rank=rank, node=job.node_of_rank.get(rank)))
-    found.sort(key=lambda one: (one.rank is None, one.rank or 0, one.name))
-    by_name = {one.name: one for one in found}
+    found.sort(key=lambda peer: (peer.rank is None, peer.rank or 0, peer.name))
+    by_name = {peer.name: peer for peer in found}
     for event in job.events:
         for name, count in event.counts.items():
             if name in by_name:
                 by_name[name].counts[event.number] += count
-    ranked = [one for one in found if one.rank is not None]
-    first_of_node = {one.node: one for one in reversed(ranked) if one.node is not None}
-    first = [one for one in ranked[:1] if one.rank == 0]
+    ranked = [peer for peer in found if peer.rank is not None]
+    first_of_node = {peer.node: peer for peer in reversed(ranked) if peer.node is not None}
+    first = [peer for peer in ranked[:1] if peer.rank == 0]
     for leader in (*first, *first_of_node.values(), *ranked[-1:]):
         leader.leads = True
     return found
@@ -117,11 +117,11 @@ def peer_outliers(
     `ordinary` are set aside.
     """
     every = peers(job)
-    events = [one.number for one in job.events if one.number not in ordinary]
+    events = [event.number for event in job.events if event.number not in ordinary]
     if len(every) < MIN_PEERS or not events:
         return []
-    logs = np.log1p([[one.counts.get(event, 0) for event in events] for one in every])
-    leaders = np.array([one.leads for one in every])
+    logs = np.log1p([[peer.counts.get(event, 0) for event in events] for peer in every])
+    leaders = np.array([peer.leads for peer in every])
     base = logs[~leaders] if (~leaders).sum() >= MIN_PEERS else logs
     centre = np.median(base, axis=0)
     spread = MAD_TO_DEVIATION * np.median(np.abs(base - centre), axis=0)

@@ -108,7 +108,7 @@ class Stack:
     def stage(self) -> str:
         """What it waits for outside the job; "" if it waits for others, or for its GPU."""
         for name, file, _ in self.frames:
-            # The file's folder may tell too.
+            # The file's folder may name it too.
             words = " ".join([name, *file.split("/")[-1:-3:-1]])
             if _RECOMPUTES.search(f"{name} {file}"):
                 continue
@@ -127,7 +127,7 @@ class Stack:
     def words(self, other: Stack) -> str:
         """The frames from where it leaves another stack, which is another rank's."""
         pairs = zip(reversed(self.place), reversed(other.place), strict=False)
-        common = next((at for at, (one, two) in enumerate(pairs) if one != two), 0)
+        common = next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), 0)
         first, *rest = self.frames[: len(self.frames) - common] or self.frames[:1]
         return _shown((first, *rest[1 - MAX_SHOWN :]))
 
@@ -151,7 +151,7 @@ def is_stack_dump(head: bytes) -> bool:
     lines = _from_first(head)
     below = [line for line in lines[:-1] or lines if line.strip()]
     known = (_PROCESS, _THREAD, _FRAME, _BESIDES)
-    ours = sum(any(one.match(line) for one in known) for line in below)
+    ours = sum(any(pattern.match(line) for pattern in known) for line in below)
     return bool(below) and ours >= MIN_STACK_SHARE * len(below)
 
 
@@ -194,7 +194,7 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
             above = []
         elif not _BESIDES.match(line):
             above.append(line)
-    stacks = [one for one in found if one.is_main]
+    stacks = [stack for stack in found if stack.is_main]
     if len(stacks) == 1 and stacks[0].rank is None:
         stacks[0].rank = rank
     return stacks
@@ -220,11 +220,11 @@ def states_stack(text: str) -> bool:
 def main_threads(text: str) -> list[tuple[Frame, ...]]:
     """The main thread in each dump of faulthandler in an entry: the thread that comes last."""
     heads = [*_FAULT_THREAD.finditer(text)]
-    ends = [*(one.start() for one in heads[1:]), len(text)]
+    ends = [*(head.start() for head in heads[1:]), len(text)]
     return [
         tuple(
-            (one["name"], one["file"], one["line"])
-            for one in _FAULT_FRAME.finditer(text, head.end(), end)
+            (frame["name"], frame["file"], frame["line"])
+            for frame in _FAULT_FRAME.finditer(text, head.end(), end)
         )
         for head, end in zip(heads, ends, strict=True)
         if head["id"] == heads[-1]["id"]
@@ -263,44 +263,44 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     """The few streams that stand in another function than most, or that alone await no other.
 
     Of these, those that wait for data or a checkpoint keep the others waiting, which are left out.
-
-    Args:
-        stacks: of several of one rank the last counts; of a stream "" no more is known.
+    Of several stacks of one rank the last counts; of a stream "" no more is known.
     """
-    ranked = {one.stream: one for one in stacks if one.stream.startswith("rank ")}
-    others = [one for one in stacks if one.stream not in ranked]
+    ranked = {stack.stream: stack for stack in stacks if stack.stream.startswith("rank ")}
+    others = [stack for stack in stacks if stack.stream not in ranked]
     every = [*ranked.values(), *others]
     found = _apart_from_most(every)
-    if others:  # of a node there may be several: only what they wait for tells them apart
-        known = all(one.stream for one in every)
+    if others:  # of a node there may be several: only what they wait for distinguishes them
+        known = all(stack.stream for stack in every)
         found = {name: odd for name, odd in found.items() if known and odd.collective}
-    waiting = [one for one in every if one.stage]
+    waiting = [stack for stack in every if stack.stage]
     if waiting and (len(every) <= 2 or len(waiting) <= MAX_ODD_SHARE * len(every)):
-        where = {name: one.words for name, one in found.items()}
+        where = {name: odd.words for name, odd in found.items()}
         found = {
-            one.stream: OddStack(where.get(one.stream, _shown(one.frames[:MAX_SHOWN])), one.stage)
-            for one in waiting
+            stack.stream: OddStack(
+                where.get(stack.stream, _shown(stack.frames[:MAX_SHOWN])), stack.stage
+            )
+            for stack in waiting
         }
-    stay = {one.stream for one in stacks if one.stays}
+    stay = {stack.stream for stack in stacks if stack.stays}
     return {
-        name: one._replace(words=f"{_AWAITS[one.awaits]} {one.words}", stays=name in stay)
-        for name, one in found.items()
+        name: odd._replace(words=f"{_AWAITS[odd.awaits]} {odd.words}", stays=name in stay)
+        for name, odd in found.items()
     }
 
 
 def _apart_from_most(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     """The streams of other places than that of most, in their natural order."""
-    usual, times = Counter(one.place for one in stacks).most_common(1)[0] if stacks else ((), 0)
+    usual, times = Counter(stack.place for stack in stacks).most_common(1)[0] if stacks else ((), 0)
     if len(stacks) < MIN_STACKS or times < MIN_SHARE_IN_ONE_PLACE * len(stacks):
         return {}
-    example = next(one for one in stacks if one.place == usual)
+    example = next(stack for stack in stacks if stack.place == usual)
     found = {}
-    for one in sorted(stacks, key=lambda one: natural(one.stream)):
-        if one.place != usual:
-            words = f"{one.words(example)}, {times} others in {example.words(one)}"
+    for stack in sorted(stacks, key=lambda stack: natural(stack.stream)):
+        if stack.place != usual:
+            words = f"{stack.words(example)}, {times} others in {example.words(stack)}"
             # In another collective than the others, who have not come or will not.
-            in_other = bool(one.collective) and one.collective != example.collective
-            found[one.stream] = OddStack(words, "", in_other and not example.stage)
+            in_other = bool(stack.collective) and stack.collective != example.collective
+            found[stack.stream] = OddStack(words, "", in_other and not example.stage)
     return found
 
 
@@ -316,7 +316,7 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
 
     by_process = _by_process(job)
     last = {
-        key: [one for one in dumps if is_last(job.streams[key[1]], one)]
+        key: [dump for dump in dumps if is_last(job.streams[key[1]], dump)]
         for key, dumps in by_process.items()
     }
     rounds = {len(by_process[key]) for key, dumps in last.items() if dumps}
@@ -324,7 +324,7 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
     for key, every in by_process.items():
         dumps = last[key]
         if not dumps and job.streams[key[1]].last_step is None and rounds == {len(every)}:
-            dumps = every  # without a time, but all were asked as often
+            dumps = every  # without a time, but all were dumped as often
         threads = [(), *(frames for dump in dumps for frames in main_threads(dump.text))]
         if threads[-1]:
             watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
@@ -336,8 +336,8 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
 def _by_process(job: Job) -> dict[tuple[str, str, str], list[Occurrence]]:
     """The last stacks by rank or stream, stream, and main thread.
 
-    Processes of a node may share its stream: the rank above a stack or its main thread tells them
-    apart. A process of a rank may be started again.
+    Processes of a node may share its stream: the rank above a stack or its main thread
+    distinguishes them. A process of a rank may be started again.
     """
     written = defaultdict[tuple[str, str, str], list[Occurrence]](list)
     for stream in job.streams.values():
@@ -362,19 +362,19 @@ def assign(
     nodes = {*map(job.node_of, job.streams.values()), *job.node_of_rank.values()} - {None}
     whole = {short(node): node for node in sorted(filter(None, nodes))}
     by_file = defaultdict[str, list[Stack]](list)
-    for one in stacks:
-        by_file[one.file].append(one)
-        if one.node not in nodes:
-            named = names_in(one.node or one.above, whole) or names_in(one.file, whole)
-            one.node = whole[named[0]] if named else one.node
-        one.stream = _by_rank(job, one)
-    heard = [one.rank for one in job.streams.values() if one.rank is not None]
-    size = job.world_size or max(heard, default=-1) + 1 or None
+    for stack in stacks:
+        by_file[stack.file].append(stack)
+        if stack.node not in nodes:
+            named = names_in(stack.node or stack.above, whole) or names_in(stack.file, whole)
+            stack.node = whole[named[0]] if named else stack.node
+        stack.stream = _by_rank(job, stack)
+    ranks = [stream.rank for stream in job.streams.values() if stream.rank is not None]
+    size = job.world_size or max(ranks, default=-1) + 1 or None
     each = job.ranks_per_node or (size // max(1, len(nodes)) if size else None)
     # A file for each process, or for all of a node.
-    alone = all(len(some) == 1 for some in by_file.values())
-    for some in [list(stacks)] if alone else by_file.values():
-        _by_order(some, each)
+    alone = all(len(group) == 1 for group in by_file.values())
+    for group in [list(stacks)] if alone else by_file.values():
+        _by_order(group, each)
     all_there = len(stacks) >= MIN_STACKS and size in (None, len(stacks))
     _by_local_rank(stacks, on_node, one_node=all_there and len(nodes) <= 1)
     return list(stacks)
@@ -393,27 +393,27 @@ def _by_local_rank(
     stacks: Sequence[Stack], on_node: Callable[[str, str], Sequence[str]], *, one_node: bool
 ) -> None:
     """The rank of a number within its node, else the node, of those that are not known."""
-    left = [one for one in stacks if not one.stream]
-    local = [one.local_rank for one in left if one.local_rank is not None]
+    left = [stack for stack in stacks if not stack.stream]
+    local = [stack.local_rank for stack in left if stack.local_rank is not None]
     one_node = one_node and len(set(local)) == len(local)
-    for one in left:
-        names = [f"node {one.node}"] if one.node is not None else []
-        if one.node is not None and one.local_rank is not None:
-            at = on_node(one.node, str(one.local_rank))
+    for stack in left:
+        names = [f"node {stack.node}"] if stack.node is not None else []
+        if stack.node is not None and stack.local_rank is not None:
+            at = on_node(stack.node, str(stack.local_rank))
             names = [*at] if len(at) == 1 else names
-        if one_node and one.local_rank is not None and not any("rank " in name for name in names):
-            names = [f"rank {one.local_rank}"]
-        one.stream = "".join(names)
+        if one_node and stack.local_rank is not None and not any("rank " in name for name in names):
+            names = [f"rank {stack.local_rank}"]
+        stack.stream = "".join(names)
 
 
-def _by_order(stacks: Sequence[Stack], each: int | None) -> None:
-    """Local ranks by the processes' numbers, where nothing else tells them and all are there."""
-    numbers = sorted({one.pid for one in stacks if one.pid is not None})
-    known = any(one.stream or one.local_rank is not None or one.pid is None for one in stacks)
+def _by_order(group: Sequence[Stack], each: int | None) -> None:
+    """Local ranks by the processes' numbers, where nothing else states them and all are there."""
+    numbers = sorted({stack.pid for stack in group if stack.pid is not None})
+    sure = any(stack.stream or stack.local_rank is not None or stack.pid is None for stack in group)
     in_row = len(numbers) > 1 and numbers[-1] - numbers[0] + 1 == len(numbers)
-    if known or not in_row or each not in (None, len(numbers)):
+    if sure or not in_row or each not in (None, len(numbers)):
         return
-    for one in stacks:
-        one.local_rank = numbers.index(one.pid or 0)
-        if one.node is None:
-            one.rank, one.stream = one.local_rank, f"rank {one.local_rank}"
+    for stack in group:
+        stack.local_rank = numbers.index(stack.pid or 0)
+        if stack.node is None:
+            stack.rank, stack.stream = stack.local_rank, f"rank {stack.local_rank}"

@@ -72,20 +72,20 @@ def number_outliers(job: Job) -> list[NumberOutlier]:
     be odd: a number of more of them is usual.
     """
     recurring: dict[tuple[str, int, str], list[NumberOutlier]] = defaultdict(list)
-    for event, one in _odd_at_steps(job):
-        recurring[one.stream, event, one.name].append(one)
-    often = [some[0]._replace(steps=len(some)) for some in reversed(recurring.values())]
-    often = [one for one in often if one.steps >= MIN_OUTLIER_STEPS]
-    worst = {one.stream: one for one in sorted(often, key=lambda one: one.times)}
-    return sorted(worst.values(), key=lambda one: (-one.times, one.stream))
+    for event, number in _odd_at_steps(job):
+        recurring[number.stream, event, number.name].append(number)
+    often = [group[0]._replace(steps=len(group)) for group in reversed(recurring.values())]
+    often = [number for number in often if number.steps >= MIN_OUTLIER_STEPS]
+    worst = {number.stream: number for number in sorted(often, key=lambda number: number.times)}
+    return sorted(worst.values(), key=lambda number: (-number.times, number.stream))
 
 
 def _odd_at_steps(job: Job) -> Iterator[tuple[int, NumberOutlier]]:
     """(event, outlier) at the last common steps, the last one first."""
-    ranks = [one for one in job.streams.values() if one.rank is not None]
+    ranks = [stream for stream in job.streams.values() if stream.rank is not None]
     least = max(MIN_RANKS, MIN_RANK_SHARE * len(ranks))
     entries: dict[tuple[int, int], list[Occurrence]] = defaultdict(list)
-    for entry in (entry for one in ranks for entry in one.tail):
+    for entry in (entry for stream in ranks for entry in stream.tail):
         if entry.step is not None:
             entries[entry.event, entry.step].append(entry)
     compared: Counter[tuple[int, str]] = Counter()
@@ -104,8 +104,8 @@ def _odd_at_steps(job: Job) -> Iterator[tuple[int, NumberOutlier]]:
             if len(values) < least or compared[event, name] >= NUM_STEPS:
                 continue
             compared[event, name] += 1
-            for one in _odd(name, values, finite[name], MIN_SHARE_OF_LARGEST * largest):
-                yield event, one
+            for number in _odd(name, values, finite[name], MIN_SHARE_OF_LARGEST * largest):
+                yield event, number
 
 
 def _odd(
@@ -132,9 +132,9 @@ def numbers(text: str) -> Iterator[tuple[str, float]]:
     >>> list(numbers("rank 3 step 7: data 12.5 | loss=nan at 12:30:01"))
     [('data', 12.5), ('loss', nan)]
     """
-    for found in _NAMED.finditer(text.partition("\n")[0]):
-        if not _NO_QUANTITY.search(found["name"]):
-            yield found["name"], float(found["value"])
+    for match in _NAMED.finditer(text.partition("\n")[0]):
+        if not _NO_QUANTITY.search(match["name"]):
+            yield match["name"], float(match["value"])
 
 
 # -- settings
@@ -172,9 +172,9 @@ def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[tuple[str, 
 
 def _odd_settings(job: Job) -> dict[tuple[str, str], str]:
     """(stream, name) -> a value that few ranks have at a place in the first lines of all."""
-    ranks = [one for one in job.streams.values() if one.rank is not None]
+    ranks = [stream for stream in job.streams.values() if stream.rank is not None]
     least = max(MIN_RANKS, MIN_RANK_SHARE * len(ranks))
-    leaders = {one.name for one in ranks if one.rank == 0}
+    leaders = {stream.name for stream in ranks if stream.rank == 0}
     found = {}
     for values in _settings(ranks):
         ((usual, times),) = Counter(value for _, value in values.values()).most_common(1)
@@ -194,8 +194,8 @@ def _settings(ranks: Sequence[JobStream]) -> Iterable[dict[str, tuple[str, str]]
             if entry.step is None:
                 texts[entry.event].setdefault(stream.name, entry.text.partition("\n")[0])
     logged: dict[tuple[int, int, int], dict[str, tuple[str, str]]] = defaultdict(dict)
-    for event, of in texts.items():
-        for rank, text in of.items() if len(set(of.values())) > 1 else ():
+    for event, by_rank in texts.items():
+        for rank, text in by_rank.items() if len(set(by_rank.values())) > 1 else ():
             words = _WORD.findall(text)
             for at in range(len(words)):
                 if setting := _setting(words, at):
@@ -233,8 +233,8 @@ def is_not_finite(text: str) -> bool | None:
     """
     if "loss" not in text and "Loss" not in text and "LOSS" not in text:
         return None
-    losses = (one for one in _LOSS.finditer(text) if not _EVALUATION.search(one["of"]))
-    return next((one["bad"] is not None for one in losses), None)
+    losses = (match for match in _LOSS.finditer(text) if not _EVALUATION.search(match["of"]))
+    return next((match["bad"] is not None for match in losses), None)
 
 
 def loss_not_finite(job: Job) -> Occurrence | None:
@@ -244,8 +244,8 @@ def loss_not_finite(job: Job) -> Occurrence | None:
     """
     if job.not_finite is None:
         return None
-    losses = [[is_not_finite(entry.text) for entry in one.tail] for one in job.stepping]
+    losses = [[is_not_finite(entry.text) for entry in stream.tail] for stream in job.stepping]
     lasts = [[bad for bad in each if bad is not None][-MIN_LINES:] for each in losses]
     never_again = [len(each) == MIN_LINES and all(each) for each in lasts if each]
-    was_finite = any(is_not_finite(one.first.text) is False for one in job.events)
+    was_finite = any(is_not_finite(event.first.text) is False for event in job.events)
     return job.not_finite if never_again and all(never_again) and was_finite else None
