@@ -1,4 +1,4 @@
-"""Several ranks, in processes of their own: what one of them sees, all hear, and nobody waits."""
+"""Several ranks, in processes of their own: what one of them sees reaches all, and nobody waits."""
 
 import logging
 import os

@@ -171,7 +171,7 @@ def test_the_end_is_reported_once_and_the_next_episode_is_another_alarm(tmp_path
     assert caplog.messages.count(message) == 1
 
 
-class AskedGuard:
+class FakeGuard:
     def __init__(self):
         self.requests, self.ended = [], []
         self.last_step = 0
@@ -185,7 +185,7 @@ class AskedGuard:
 
 
 def test_non_finite_values_after_an_explosion_are_a_second_call(tmp_path):
-    recorder, own, guard = Recorder(), Recorder(on={"calibrated"}), AskedGuard()
+    recorder, own, guard = Recorder(), Recorder(on={"calibrated"}), FakeGuard()
     saving = EmergencyCheckpoint(tmp_path, wait=1, keep=9)
 
     def spoil(step, loss):
@@ -216,7 +216,7 @@ def test_non_finite_values_after_an_explosion_are_a_second_call(tmp_path):
     ],
 )
 def test_a_fatal_source_that_joins_is_passed_on(fatal, called):
-    guard = AskedGuard()
+    guard = FakeGuard()
     monitor = train(make_model(), watched(AskGuard(guard, fatal=fatal)), steps=3)
     for step, source in enumerate(["calibrated", "gradient_explosion", "non_finite"], start=4):
         monitor._delivery.raise_alert(alert(step, source))

@@ -260,7 +260,7 @@ def test_armed_probes_see_training_passes_only():
 def test_an_interrupted_pass_leaves_nothing_behind():
     class Interrupted(nn.Linear):
         def forward(self, x):
-            raise KeyboardInterrupt  # which torch does not tell its hooks of
+            raise KeyboardInterrupt  # which torch does not pass to its hooks
 
     probes = ForwardProbes(model := Interrupted(1, 1))
     probes.arm()

@@ -292,10 +292,10 @@ def test_a_hook_that_fails_is_reported_once_and_harms_nothing(clock, caplog, mon
 class Small(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 1)
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 1)
 
     def forward(self, inputs):
-        return self.two(self.one(inputs).tanh())
+        return self.second(self.first(inputs).tanh())
 
 
 def compiled_whole(model):

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Each room and what it imports. A room imports only what stands above it: so there is no cycle.
-#: `__init__` is the face, `import rmetric`: it offers what is in the rooms, and no room asks it.
+#: `__init__` is the face, `import rmetric`: it offers what is in the rooms, and no room imports it.
 IMPORTS = {
     "_util": "",
     "records": "_util",
