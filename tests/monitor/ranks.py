@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rmetric.logs import read_log
 from rmetric.monitor import Monitor, MonitorConfig  # imported once, before the ranks are forked
-from tests.monitor.training import FEATURES, ROWS, Heard, flat_weights, squared_error
+from tests.monitor.training import FEATURES, ROWS, Recorder, flat_weights, squared_error
 
 torch.set_num_threads(1)
 
@@ -171,7 +171,7 @@ def train_on_rank(
         "slowest": max(waits),
         "waited": sum(waits),
         "closing": time.monotonic() - began,
-        "heard": [action.calls for action in actions if isinstance(action, Heard)],
+        "calls": [action.calls for action in actions if isinstance(action, Recorder)],
         "alerts": list(monitor.alerts) if monitor else [],
         "findings": list(monitor.findings) if monitor else [],
         "usable": monitor is None or monitor.usable,

@@ -267,7 +267,7 @@ class TestWebhook:
             {"routing_key": "R", "event_action": "trigger", "payload": summary},
         ]
 
-    def test_the_host_tells_the_form_and_pagerduty_needs_its_key(self):
+    def test_the_host_decides_the_form_and_pagerduty_needs_its_key(self):
         hosts = {
             "https://hooks.slack.com/services/T/B/x": "slack",
             "https://ptb.discord.com/api/webhooks/1/x": "discord",
@@ -282,7 +282,7 @@ class TestWebhook:
             checked_url("https://events.pagerduty.com/v2/enqueue?SECRET", "--webhook")
         assert "SECRET" not in str(refused.value)
 
-    def test_what_was_held_back_is_told_by_the_next_message(self, monkeypatch):
+    def test_what_was_held_back_is_reported_by_the_next_message(self, monkeypatch):
         now = [0.0]
         monkeypatch.setattr("rmetric.monitor.actions.exports.time.monotonic", lambda: now[0])
         with WebhookServer() as server:
@@ -292,8 +292,8 @@ class TestWebhook:
             monkeypatch.undo()
             webhook.close()
             texts = server.texts(4)
-        told = [text.split("nan")[1] for text in texts]
-        assert told == ["", "", " (2 more alerts of a since the last message)", ""]
+        endings = [text.split("nan")[1] for text in texts]
+        assert endings == ["", "", " (2 more alerts of a since the last message)", ""]
 
     def test_a_server_that_hangs_holds_up_nobody(self, caplog):
         with WebhookServer(hangs=True) as server:
@@ -320,7 +320,7 @@ class TestWebhook:
         assert SECRET not in caplog.text
 
     @pytest.mark.parametrize("url", ["https:///", "file:///", "hooks.example/", "http://[", ""])
-    def test_a_bad_address_is_refused_without_being_told(self, url):
+    def test_a_bad_address_is_refused_without_being_printed(self, url):
         with pytest.raises(ValueError, match="webhook's url") as refused:
             Webhook(url and url + SECRET)
         assert SECRET not in str(refused.value)
@@ -336,7 +336,7 @@ class TestWebhook:
         assert "could not be reached (ConnectionRefusedError)" in caplog.text
         assert SECRET not in caplog.text + repr(webhook) + str(webhook) + str(monitor.problem)
 
-    def test_the_name_of_a_variable_that_is_not_set_is_told(self, monkeypatch):
+    def test_the_name_of_a_variable_that_is_not_set_is_named(self, monkeypatch):
         monkeypatch.delenv("RMETRIC_TEST_WEBHOOK", raising=False)
         with pytest.raises(ValueError, match="RMETRIC_TEST_WEBHOOK"):
             Webhook(variable="RMETRIC_TEST_WEBHOOK")
@@ -425,13 +425,13 @@ class TestTogether:
     def test_all_actions_work_side_by_side(self, tmp_path):
         model = make_model()
         checkpoint = EmergencyCheckpoint(tmp_path)
-        said = []
+        calls = []
         with WebhookServer() as server:
-            actions = (checkpoint, SkipStep(), CutLearningRate(), Webhook(server.url), said.append)
+            actions = (checkpoint, SkipStep(), CutLearningRate(), Webhook(server.url), calls.append)
             monitor = train(model, watched(*actions), spoil=nan_at(12))
             assert len(server.messages) == 1
         assert monitor.usable
-        assert [a.step for a in said] == [12]
+        assert [a.step for a in calls] == [12]
         assert monitor.optimizer.param_groups[0]["lr"] == 0.005
         assert checkpoint.last_good == tmp_path / "step_00000011.pt"
         assert all(w.isfinite().all() for w in weights(model))

@@ -1,4 +1,4 @@
-"""Several ranks, in processes of their own: what one of them sees, all hear, and nobody waits."""
+"""Several ranks, in processes of their own: what one of them sees reaches all, and nobody waits."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ from tests.monitor.ranks import (  # noqa: E402
     train_on_rank,
     watched,
 )
-from tests.monitor.training import Heard, flat_weights, squared_error  # noqa: E402
+from tests.monitor.training import Recorder, flat_weights, squared_error  # noqa: E402
 
 EVERY_STEP = MonitorConfig(workers_every=1, join_seconds=10.0)
 BUCKET_VIEW = partial(DistributedDataParallel, gradient_as_bucket_view=True)
@@ -101,17 +101,17 @@ def infinite_loss(step, rank, loss, monitor):
 
 @pytest.mark.long
 def test_what_only_one_rank_can_see_changes_no_step_and_is_acted_upon_together():
-    actions = [Heard(), Heard(now=True, on_all_ranks=True), Heard(on_all_ranks=True)]
+    actions = [Recorder(), Recorder(now=True, on_all_ranks=True), Recorder(on_all_ranks=True)]
     make = watched(actions=actions)
     results = on_ranks(train_on_rank, make, at=infinite_loss, steps=14, ask=True)
     for rank, result in enumerate(results):
         assert result["weights"] == results[0]["weights"]
         [alert] = result["alerts"]
         assert (alert.step, alert.source, alert.rank) == (8, "non_finite", 1)
-        plain, now, together = result["heard"]
+        plain, now, together = result["calls"]
         assert now == []
         assert together == [(10, 8, "non_finite", 1)]
-        at = 8 if rank == 1 else 9  # there at once, elsewhere when it is heard of
+        at = 8 if rank == 1 else 9  # there at once, elsewhere when the message arrives
         assert plain == [(at, 8, "non_finite", 1)]
 
 
@@ -196,8 +196,8 @@ def test_without_a_monitor_on_one_rank_the_others_watch_and_change_nothing():
         assert result["sum"] == 4.0
         assert result["slowest"] < 2.0
         if rank < 3:
-            [told] = [a for a in result["alerts"] if a.source == "exchange"]
-            assert "no monitor on rank 3" in told.reason
+            [report] = [a for a in result["alerts"] if a.source == "exchange"]
+            assert "no monitor on rank 3" in report.reason
             assert {a.source for a in result["alerts"]} == {"exchange", "non_finite"}
 
 
@@ -235,11 +235,11 @@ def test_where_one_monitor_steps_aside_the_others_say_so_and_go_on():
         assert result["taken"] == 12  # to stop without rank 1 would leave it hanging
         assert result["slowest"] < 2.0
         if rank != 1:
-            [told] = [a for a in result["alerts"] if a.source == "exchange"]
-            assert "the monitor of rank 1 was disabled" in told.reason
+            [report] = [a for a in result["alerts"] if a.source == "exchange"]
+            assert "the monitor of rank 1 was disabled" in report.reason
 
 
-class FailsOnRank1(Heard):
+class FailsOnRank1(Recorder):
     def __call__(self, alert, monitor):
         super().__call__(alert, monitor)
         if monitor.rank == 1:
@@ -255,7 +255,7 @@ def nan_from_step_8(step, rank, loss, monitor):
 def test_a_joint_action_that_fails_on_one_rank_is_called_on_no_other_any_more(now):
     make = watched(actions=[FailsOnRank1(now=now, on_all_ranks=True)])
     results = on_ranks(train_on_rank, make, at=nan_from_step_8, steps=16, ranks=2)
-    [first], [second] = (result["heard"] for result in results)
+    [first], [second] = (result["calls"] for result in results)
     assert len(second) == 1
     assert 1 <= len(first) <= 2  # the message takes a step
     [report] = [a for a in results[0]["alerts"] if a.source == "exchange"]
@@ -277,8 +277,8 @@ def resumed(rank, folder):
         return infinite_loss(step, rank, loss, monitor)
 
     train_on_rank(rank, watched(folder), at=save)
-    make = watched(actions=[Heard(on_all_ranks=True)])
-    return states[0]["step"], train_on_rank(rank, make, at=rewind, steps=16)["heard"]
+    make = watched(actions=[Recorder(on_all_ranks=True)])
+    return states[0]["step"], train_on_rank(rank, make, at=rewind, steps=16)["calls"]
 
 
 @pytest.mark.long
@@ -383,7 +383,7 @@ def test_the_norm_that_clipping_shards_returned_may_be_passed_on(ranks):
 
 
 def sharded_explosion(rank):
-    now, together = Heard(now=True, on_all_ranks=True), Heard(on_all_ranks=True)
+    now, together = Recorder(now=True, on_all_ranks=True), Recorder(on_all_ranks=True)
     monitor = sharded_monitor(1e-9, actions=[now, together])
     for step, loss in sharded_losses(rank, monitor, 20):
         (loss * 1e4 if step in (11, 16) else loss).backward()
@@ -454,7 +454,7 @@ def leaving_a_sharded_run(rank):
         sharded_training(rank, [SkipStep()], broken_inside),
         sharded_training(rank, [], lambda *_: None, ask=True),
         sharded_training(
-            rank, [Heard(now=True, on_all_ranks=True), Late()][: 1 + rank], lambda *_: None
+            rank, [Recorder(now=True, on_all_ranks=True), Late()][: 1 + rank], lambda *_: None
         ),
     ]
 

@@ -129,11 +129,11 @@ class TestResume:
         assert files(folder / "checkpoints") == ["last_good", "step_00000011.pt"]
 
         resumed = Training(folder)
-        told = resumed.resume(folder / "checkpoints")
-        assert told["step"] == EXPLODES_AT - 1 == resumed.monitor.step
-        assert told["extra"] == {"batches": EXPLODES_AT - 1}
-        assert told["alert"]["source"] == "gradient_explosion"
-        assert told["left_out"] == {}
+        restored = resumed.resume(folder / "checkpoints")
+        assert restored["step"] == EXPLODES_AT - 1 == resumed.monitor.step
+        assert restored["extra"] == {"batches": EXPLODES_AT - 1}
+        assert restored["alert"]["source"] == "gradient_explosion"
+        assert restored["left_out"] == {}
         resumed.run()
         assert same_weights(whole.model, resumed.model)
         assert whole.scheduler.state_dict() == resumed.scheduler.state_dict()
@@ -191,9 +191,9 @@ class TestContent:
     ):
         checkpoint = EmergencyCheckpoint(tmp_path, extra_state=lambda: {"sampler": object()})
         save(checkpoint, monitor)
-        told = restore(tmp_path, make_model())
-        assert told["extra"] is None
-        assert "extra['sampler'] is a object" in told["left_out"]["extra"]
+        restored = restore(tmp_path, make_model())
+        assert restored["extra"] is None
+        assert "extra['sampler'] is a object" in restored["left_out"]["extra"]
         assert "is without extra" in caplog.text
 
     def test_tied_weights_are_saved_once(self, tmp_path):

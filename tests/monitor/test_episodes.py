@@ -15,7 +15,7 @@ from rmetric.monitor import Monitor, MonitorConfig
 from rmetric.monitor.actions import EmergencyCheckpoint, SkipStep
 from rmetric.monitor.alerts import MOST_ALERTS, Episodes, needs_call
 from tests.monitor.training import (
-    Heard,
+    Recorder,
     alert,
     backward_passes,
     entries,
@@ -60,7 +60,7 @@ def test_an_episode_begins_after_quiet_steps_and_ends_after_them(alarmed, gap):
             assert episode.since == onset
             assert episode.last in bad
             assert step == episode.last + gap
-            assert not [one for one in bad if episode.last < one < step]
+            assert not [later for later in bad if episode.last < later < step]
         assert len(of_group) in (len(onsets), len(onsets) - 1)
 
 
@@ -136,14 +136,14 @@ def test_an_alarm_that_comes_again_at_repeated_steps_is_one_warning(tmp_path, ca
                 monitor.check_before_step(loss * (nan if monitor.step == 4 else 1.0))
                 optimizer.step()
             monitor.go_back(first)
-    told = [each.levelname for each in caplog.records if "non_finite: loss" in each.message]
-    assert told == ["WARNING"] + ["INFO"] * 3
+    levels = [each.levelname for each in caplog.records if "non_finite: loss" in each.message]
+    assert levels == ["WARNING"] + ["INFO"] * 3
     assert caplog.messages[-1].endswith("alarms that came again at repeated steps: 3 of non_finite")
     assert len(monitor.alerts) == 4
 
 
 def test_an_action_that_needs_each_verdict_acts_at_each_bad_step():
-    each, once = Heard(now=True), Heard()
+    each, once = Recorder(now=True), Recorder()
     model = make_model()
     monitor = train(
         model, watched(each, once, SkipStep(limit=50)), steps=60, spoil=nan_at(first=13, last=40)
@@ -156,22 +156,22 @@ def test_an_action_that_needs_each_verdict_acts_at_each_bad_step():
 
 
 def test_the_end_is_reported_once_and_the_next_episode_is_another_alarm(tmp_path, caplog):
-    heard = Heard()
+    recorder = Recorder()
     log = tmp_path / "run.jsonl"
     with caplog.at_level(logging.INFO, logger="rmetric"):
         spoil = nan_at(13, 14, 15, 50)
-        train(make_model(), watched(heard, SkipStep(), log=log), steps=60, spoil=spoil)
-    assert [a.step for a in heard.alerts] == [13, 50]
-    [over] = heard.episodes
+        train(make_model(), watched(recorder, SkipStep(), log=log), steps=60, spoil=spoil)
+    assert [a.step for a in recorder.alerts] == [13, 50]
+    [over] = recorder.episodes
     assert (over.since, over.last, over.sources) == (13, 15, ("non_finite",))
     [line] = entries(log, "ALERT_ENDED")
     ended = {"step": 35, "since": 13, "last_step": 15, "sources": ["non_finite"]}
     assert line == {"event": "ALERT_ENDED"} | ended
-    said = "step 35: the alarm since step 13 is over: nothing of non_finite after step 15"
-    assert caplog.messages.count(said) == 1
+    message = "step 35: the alarm since step 13 is over: nothing of non_finite after step 15"
+    assert caplog.messages.count(message) == 1
 
 
-class AskedGuard:
+class FakeGuard:
     def __init__(self):
         self.requests, self.ended = [], []
         self.last_step = 0
@@ -185,15 +185,15 @@ class AskedGuard:
 
 
 def test_non_finite_values_after_an_explosion_are_a_second_call(tmp_path):
-    heard, own, guard = Heard(), Heard(on={"calibrated"}), AskedGuard()
+    recorder, own, guard = Recorder(), Recorder(on={"calibrated"}), FakeGuard()
     saving = EmergencyCheckpoint(tmp_path, wait=1, keep=9)
 
     def spoil(step, loss):
         return loss * nan if step >= 45 else loss * 1e6 if step >= 40 else loss
 
-    actions = (heard, own, saving, AskGuard(guard, fatal=["non_finite"]))
+    actions = (recorder, own, saving, AskGuard(guard, fatal=["non_finite"]))
     monitor = train(make_model(), watched(*actions), steps=70, spoil=spoil)
-    assert [(a.step, a.source, a.since) for a in heard.alerts] == [
+    assert [(a.step, a.source, a.since) for a in recorder.alerts] == [
         (40, "gradient_explosion", 40),
         (45, "non_finite", 40),
     ]
@@ -216,7 +216,7 @@ def test_non_finite_values_after_an_explosion_are_a_second_call(tmp_path):
     ],
 )
 def test_a_fatal_source_that_joins_is_passed_on(fatal, called):
-    guard = AskedGuard()
+    guard = FakeGuard()
     monitor = train(make_model(), watched(AskGuard(guard, fatal=fatal)), steps=3)
     for step, source in enumerate(["calibrated", "gradient_explosion", "non_finite"], start=4):
         monitor._delivery.raise_alert(alert(step, source))
@@ -228,36 +228,36 @@ def test_a_fatal_source_that_joins_is_passed_on(fatal, called):
 
 def test_a_training_resumed_from_the_emergency_checkpoint_keeps_the_alarm_in_its_log(tmp_path):
     """The step of the alarm is made again: its line was cut off with the steps after the state."""
-    log, heard, states = tmp_path / "run.jsonl", Heard(), []
+    log, recorder, states = tmp_path / "run.jsonl", Recorder(), []
 
-    class Saves(Heard):
+    class Saves(Recorder):
         def __call__(self, alert, monitor):
             states.append(monitor.state_dict())
 
     train(make_model(), watched(Saves(now=True), log=log), steps=25, spoil=nan_at(first=13))
     assert states[0]["step"] == 12
-    with Monitor(make_model(), actions=[heard], log=log) as resumed:
+    with Monitor(make_model(), actions=[recorder], log=log) as resumed:
         resumed.load_state_dict(states[0])
         for _ in range(3):
             resumed.check_before_step(nan, gradient_norm=nan)
-    assert heard.alerts == []
+    assert recorder.alerts == []
     assert [e["step"] for e in entries(log, "ALERT")] == [13]
 
 
 def test_overflows_of_a_scaler_begin_with_the_first():
-    heard = Heard()
+    recorder = Recorder()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     config = MonitorConfig(detectors=())
-    with Monitor(nn.Linear(2, 1), scaler=scaler, config=config, actions=[heard]) as monitor:
+    with Monitor(nn.Linear(2, 1), scaler=scaler, config=config, actions=[recorder]) as monitor:
         for step in range(1, 30):
             monitor.check_before_step(1.0, gradient_norm=inf if step >= 5 else 1.0)
-    assert [(a.step, a.since) for a in heard.alerts] == [(14, 5)]
+    assert [(a.step, a.since) for a in recorder.alerts] == [(14, 5)]
 
 
 def test_an_alarm_of_the_calibrated_detector_has_the_onset_of_its_evidence():
-    heard = Heard()
-    with Monitor(make_model(), actions=[heard]) as monitor:
+    recorder = Recorder()
+    with Monitor(make_model(), actions=[recorder]) as monitor:
         for step in range(1, 90):
             monitor.check_before_step(2.0 + 0.01 * (step % 3) + 2.0 * (step >= 60))
-    [only] = heard.alerts
+    [only] = recorder.alerts
     assert (only.source, only.step, only.since) == ("calibrated", 62, 60)

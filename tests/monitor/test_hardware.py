@@ -1,4 +1,4 @@
-"""What NVML tells stands in the log of a real training, and counts in λ."""
+"""What NVML reports stands in the log of a real training, and counts in λ."""
 
 import json
 import os

@@ -130,16 +130,16 @@ def test_gradients_that_are_measured_together_are_measured_alike(monkeypatch, to
     first = [torch.randn_like(p) for p in model.parameters()]
     second = [row - before for row, before in zip(rows, first, strict=True)]
     for place, own in enumerate((first, second)):
-        norm = 2 * sum(float(one.double().square().sum()) for one in own) ** 0.5
+        norm = 2 * sum(float(gradient.double().square().sum()) for gradient in own) ** 0.5
         assert float(measured.norms[place]) == pytest.approx(norm, rel=1e-6)
     assert workers._kept == {}
 
 
 def test_micro_batches_that_use_other_parameters_are_told_apart():
-    one, other = (nn.Linear(3, 3, bias=False) for _ in range(2))
-    workers = MicroBatchWorkers([*one.parameters(), *other.parameters()])
+    first, second = (nn.Linear(3, 3, bias=False) for _ in range(2))
+    workers = MicroBatchWorkers([*first.parameters(), *second.parameters()])
     workers.start()
-    for expert in (one, other):
+    for expert in (first, second):
         expert(torch.ones(1, 3)).sum().backward()
         workers.next()
     assert workers.stop().cosines.tolist() == pytest.approx([0.5**0.5] * 2)
@@ -260,7 +260,7 @@ def test_armed_probes_see_training_passes_only():
 def test_an_interrupted_pass_leaves_nothing_behind():
     class Interrupted(nn.Linear):
         def forward(self, x):
-            raise KeyboardInterrupt  # which torch does not tell its hooks of
+            raise KeyboardInterrupt  # which torch does not pass to its hooks
 
     probes = ForwardProbes(model := Interrupted(1, 1))
     probes.arm()

@@ -216,7 +216,7 @@ def test_a_nan_is_known_counted_and_located_before_it_reaches_the_weights(tmp_pa
     assert record.non_finite_gradients == entries_in_all
 
 
-def test_a_loop_that_does_not_ask_hears_of_it_a_step_later():
+def test_a_loop_that_does_not_ask_gets_the_alert_a_step_later():
     at = []
 
     def spoil(step, loss):
@@ -230,7 +230,7 @@ def test_a_loop_that_does_not_ask_hears_of_it_a_step_later():
     assert at[0] == 22, "the check of step 21 has raised it"
 
 
-def test_by_default_nobody_hears_of_r():
+def test_by_default_r_raises_no_alert():
     assert "r_metric" not in MonitorConfig().alert_on
     config = MonitorConfig(alert_on=("r_metric",))
     monitor = Monitor(make_model(), config=config)
@@ -394,7 +394,7 @@ def test_an_optimizer_that_is_none_of_torch_s():
     assert monitor.last.update_norm is None
 
 
-def test_calls_in_an_odd_order_and_verdicts_that_are_asked_late_do_no_harm():
+def test_calls_in_an_odd_order_and_verdicts_that_are_read_late_do_no_harm():
     with Monitor(make_model()) as monitor:
         verdicts = [monitor.check_before_step(1.0, gradient_norm=1.0) for _ in range(4)]
         assert all(verdicts)
@@ -498,23 +498,23 @@ def test_a_monitor_that_was_closed_is_not_kept_for_the_end():
     assert not any(left.model is model for left in _OPEN)
 
 
-def told(monitor):
+def raised(monitor):
     return [(alert.step, alert.source) for alert in monitor.alerts]
 
 
 def test_an_explosion_just_before_does_not_hide_what_drifts_after_it():
-    heard = []
-    monitor = train(make_model(), watched(heard.append), steps=90, spoil=times(1000, first=80))
+    received = []
+    monitor = train(make_model(), watched(received.append), steps=90, spoil=times(1000, first=80))
     [alert] = [alert for alert in monitor.alerts if alert.source == "calibrated"]
-    assert told(monitor)[0] == (80, "gradient_explosion")
+    assert raised(monitor)[0] == (80, "gradient_explosion")
     assert 80 <= alert.step <= 82
     assert alert.since == 80
-    assert heard == [monitor.alerts[0]], "it belongs to the same episode"
+    assert received == [monitor.alerts[0]], "it belongs to the same episode"
 
 
-def test_what_the_rule_said_of_a_nan_is_not_said_again():
+def test_a_nan_that_the_rule_reported_is_not_reported_again():
     monitor = train(make_model(), watched(), steps=40, spoil=nan_at(first=20))
-    assert told(monitor)[0] == (20, "non_finite")
+    assert raised(monitor)[0] == (20, "non_finite")
     assert not [alert for alert in monitor.alerts if alert.source == "calibrated"]
 
 
@@ -526,13 +526,13 @@ def test_a_nan_does_not_hide_what_comes_after_it():
 
     make = watched(SkipStep(), config=MonitorConfig(explosion_factor=1e9))
     monitor = train(make_model(), make, steps=90, spoil=spoil)
-    assert told(monitor)[0] == (76, "non_finite")
+    assert raised(monitor)[0] == (76, "non_finite")
     [alert] = [alert for alert in monitor.alerts if alert.source == "calibrated"]
     assert 78 <= alert.step <= 80
     assert "training loss" in alert.reason
 
 
-def test_the_end_of_an_alarm_is_told_to_logging_with_its_reason(caplog):
+def test_the_end_of_an_alarm_is_logged_with_its_reason(caplog):
     with caplog.at_level(logging.INFO, logger="rmetric"):
         config = MonitorConfig(explosion_factor=1e9)
         train(make_model(), watched(config=config), steps=110, spoil=times(1000, first=80, last=89))

@@ -1,4 +1,4 @@
-"""How the monitor is called: what can never be right is refused, a slip is told once."""
+"""How the monitor is called: what can never be right is refused, a slip is warned about once."""
 
 import copy
 import time
@@ -18,7 +18,7 @@ from tests.monitor.training import batches, make_model, same_weights, squared_er
 
 @pytest.fixture(autouse=True)
 def _clock_stands_still(monkeypatch):
-    """What is told may not depend on how long a step takes or waits."""
+    """What is reported may not depend on how long a step takes or waits."""
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
 
 
@@ -114,7 +114,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_no_number_is_refused_until_a_step_is_checked_and_told_once_later(
+def test_what_is_no_number_is_refused_until_a_step_is_checked_and_warned_about_later(
     call, kind, caplog
 ):
     value, message = WRONG[kind]
@@ -252,32 +252,32 @@ LOOPS = {
 }
 
 
-def told(caplog):
+def warnings(caplog):
     return [m for r in caplog.records if (m := r.getMessage()).startswith("rmetric: ")]
 
 
 @pytest.mark.parametrize("step", LOOPS, ids=lambda step: getattr(step, "func", step).__name__)
-def test_a_slip_is_told_once_and_the_weights_are_the_same(step, tmp_path, caplog):
+def test_a_slip_is_warned_about_once_and_the_weights_are_the_same(step, tmp_path, caplog):
     alone = Loop().run(step)
     caplog.clear()
     loop = Loop(tmp_path).run(step)
     slip, words = LOOPS[step]
     assert loop.monitor.usable
-    [message] = told(caplog)
+    [message] = warnings(caplog)
     assert words in message
     assert loop.monitor.protocol.told == {slip}
     assert same_weights(alone.model, loop.model)
 
 
 @pytest.mark.parametrize("stepped", ["its own", "that of the other model"])
-def test_the_optimizer_of_another_model_is_told_at_the_first_step(stepped, caplog):
+def test_the_optimizer_of_another_model_is_warned_about_at_the_first_step(stepped, caplog):
     loop = Loop()
     other, loop.model = loop.optimizer, copy.deepcopy(loop.model)
     loop.monitor = Monitor(loop.model, other)
     if stepped == "its own":
         loop.optimizer = sgd(loop.model)
     loop.run(right)
-    [message] = told(caplog)
+    [message] = warnings(caplog)
     assert "none of the optimizer's parameters is one of the model's" in message
 
 
@@ -289,7 +289,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("shared", [*SHARED, "nothing", "one after the other"])
-def test_what_two_open_monitors_share_is_told(shared, tmp_path, caplog):
+def test_what_two_open_monitors_share_is_warned_about(shared, tmp_path, caplog):
     action, log = Rescue() if shared == "rescue" else Stop(), tmp_path / "run.jsonl"
     first = Monitor(make_model(), log=log, actions=[action, print])
     if shared == "one after the other":
@@ -299,7 +299,7 @@ def test_what_two_open_monitors_share_is_told(shared, tmp_path, caplog):
     again = Stop() if shared in ("log", "nothing") else action
     Monitor(make_model(), log=log, actions=[again, print]).close()
     first.close()
-    assert [SHARED[shared] in message for message in told(caplog)] == [True] * (shared in SHARED)
+    assert [SHARED[shared] in text for text in warnings(caplog)] == [True] * (shared in SHARED)
 
 
 def ask(loop, number, batch):
@@ -375,7 +375,7 @@ def test_steps_that_a_scaler_leaves_out_are_no_slip(scaler):
 @pytest.mark.parametrize(
     "step", [right, ask, accumulated, closure, clipped, saved, own_rule], ids=lambda s: s.__name__
 )
-def test_a_right_loop_is_told_nothing(step, actions, tmp_path):
+def test_a_right_loop_gets_no_warning(step, actions, tmp_path):
     loop = Loop(tmp_path, [make() for make in actions]).run(step)
     assert loop.monitor.protocol.told == set()
     assert loop.monitor.usable

@@ -68,21 +68,21 @@ def ranks_together(late_by_rank, config=CONFIG):
 
 
 def run(ranks, checks, alarms, orders):
-    """What each rank did: (check, source) acted upon, agreement, steps heard of."""
+    """What each rank did: (check, source) acted upon, agreement, complete steps."""
     acted, agreed, complete_steps = ([[] for _ in ranks] for _ in range(3))
     for check in range(1, checks + 1):
         for rank in orders[check % len(orders)]:
-            one = ranks[rank]
-            messages = one.take()
+            sync = ranks[rank]
+            messages = sync.take()
             if messages is not None:
-                one.new_alerts(messages)
+                sync.new_alerts(messages)
                 steps = set(messages.steps.tolist())
                 complete_steps[rank] += filter(messages.is_complete_for, steps)
-            acted[rank] += [(check, a.source) for a in one.due_alerts(check)]
-            agreed[rank].append(one.agreed(check))
+            acted[rank] += [(check, a.source) for a in sync.due_alerts(check)]
+            agreed[rank].append(sync.agreed(check))
             for source in alarms.get((rank, check), ()):
-                one.note_alert(Alert(step=check - 1, source=source, reason="", rank=rank))
-            one.post(check - 1, {"loss": 1.0})
+                sync.note_alert(Alert(step=check - 1, source=source, reason="", rank=rank))
+            sync.post(check - 1, {"loss": 1.0})
     return acted, agreed, complete_steps
 
 
@@ -118,28 +118,28 @@ def test_without_lateness_an_alarm_is_acted_upon_at_the_third_check():
 
 
 def test_ranks_that_are_set_differently_do_not_agree():
-    one, _ = ranks_together([[], []])
+    sync, _ = ranks_together([[], []])
     _, other = ranks_together([[], []], MonitorConfig(alert_on=("non_finite",)))
-    other.exchange._operations = one.exchange._operations
-    run([one, other], 5, {}, [(0, 1)])
-    assert "set differently" in one.problem
-    assert one.alive is False
+    other.exchange._operations = sync.exchange._operations
+    run([sync, other], 5, {}, [(0, 1)])
+    assert "set differently" in sync.problem
+    assert sync.alive is False
 
 
 def test_nothing_is_done_together_once_a_rank_has_left():
     ranks = ranks_together([[]] * 3)
     run(ranks, 10, {}, [range(3)])
-    for one in ranks:
-        one.take()
+    for sync in ranks:
+        sync.take()
     ranks[0].note_alert(Alert(step=10, source="non_finite", reason="", rank=0))
     ranks[0].post(10, {})
     ranks[1].leave(DISABLED)
     ranks[2].post(10, {})
-    for one in (ranks[0], ranks[2]):
-        one.new_alerts(one.take())
-        assert one.due_alerts(100) == []
-        assert not one.agreed(100)
-        assert "rank 1 was disabled" in one.problem
+    for sync in (ranks[0], ranks[2]):
+        sync.new_alerts(sync.take())
+        assert sync.due_alerts(100) == []
+        assert not sync.agreed(100)
+        assert "rank 1 was disabled" in sync.problem
 
 
 finite_or_not = st.floats(allow_nan=False)
@@ -147,7 +147,7 @@ finite_or_not = st.floats(allow_nan=False)
 
 @given(st.dictionaries(st.sampled_from(FIELDS), finite_or_not), st.integers(0, 2**31))
 def test_a_message_arrives_as_it_was_sent(values, step):
-    messages = said(values, step=step)
+    messages = sent(values, step=step)
     assert messages.is_complete_for(step)
     assert (messages.leaving[0], messages.settings[0], messages.alarms[0]) == (1, 2**32 - 1, 5)
     for name in FIELDS:
@@ -155,18 +155,18 @@ def test_a_message_arrives_as_it_was_sent(values, step):
         assert (None if arrived is None else arrived[0]) == values.get(name)
 
 
-def said(*rows, step=3):
+def sent(*rows, step=3):
     settings = {"leaving": 1, "settings": 2**32 - 1, "alarms": 5}
     return RankMessages(np.array([encode_message(step, values, **settings) for values in rows]))
 
 
 def test_what_one_rank_did_not_measure_is_left_open():
     record = Record(step=3, training_loss=1.0, update_norm=0.5)
-    complete_from_ranks(record, said({"loss": 1.0, "own_norms": 2.0}, {"loss": 3.0}), [0, 1])
+    complete_from_ranks(record, sent({"loss": 1.0, "own_norms": 2.0}, {"loss": 3.0}), [0, 1])
     assert record.training_loss == 2.0
     assert record.worker_gradient_norms is None
     assert record.update_norm == 0.5
-    complete_from_ranks(record, said({"gradient_square": 9.0}, {"gradient_square": 16.0}), [0, 1])
+    complete_from_ranks(record, sent({"gradient_square": 9.0}, {"gradient_square": 16.0}), [0, 1])
     assert record.gradient_norm == 5.0
-    complete_from_ranks(record, said({"gradient_square": inf}, {"gradient_square": nan}), [0, 1])
+    complete_from_ranks(record, sent({"gradient_square": inf}, {"gradient_square": nan}), [0, 1])
     assert record.gradient_norm != record.gradient_norm

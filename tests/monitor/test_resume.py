@@ -39,9 +39,9 @@ def test_the_settings_of_the_new_process_hold_after_a_resume():
         for name in type(of(monitor)).SETTINGS:
             assert getattr(of(monitor), name) == getattr(of(fresh), name), name
     for part in ("_stall", "_slow_rank", "_drift"):
-        one, other = (getattr(m._step_time_judge.rules, part) for m in (monitor, fresh))
-        for name in type(one).SETTINGS:
-            assert getattr(one, name) == getattr(other, name), name
+        rule, other = (getattr(m._step_time_judge.rules, part) for m in (monitor, fresh))
+        for name in type(rule).SETTINGS:
+            assert getattr(rule, name) == getattr(other, name), name
 
 
 def test_a_part_whose_state_does_not_fit_starts_anew_and_the_rest_goes_on(caplog):

@@ -24,7 +24,7 @@ def test_norms_that_stay_within_the_factor_break_nothing(norms):
 @pytest.mark.parametrize(
     ("loss", "norm"), [(nan, 1.0), (inf, 1.0), (2.0, nan), (2.0, inf), (nan, nan)]
 )
-def test_what_is_no_number_is_said_once(loss, norm):
+def test_what_is_no_number_is_reported_once(loss, norm):
     [(rule, reason)] = StepRules().update(loss, norm)
     assert rule == "non_finite"
     assert ("loss is" in reason, "gradient norm is" in reason) == (loss != 2.0, norm != 1.0)

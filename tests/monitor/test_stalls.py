@@ -12,11 +12,11 @@ from rmetric._util.state import restore_state, state_of
 from rmetric.monitor.stalls import BLOCK, LEAST, PARTS, RANK_WINDOW, StepTimeRules, StepTimes
 
 
-def one(data=0.01, passes=0.4, **more):
+def timed(data=0.01, passes=0.4, **more):
     return StepTimes(data_wait=data, forward_backward=passes, optimizer=0.02, check=0.01, **more)
 
 
-def told(series, rules=None, **settings):
+def raised(series, rules=None, **settings):
     """(step, alarm) of each alarm over a series of steps, each a list of ranks' times."""
     rules = rules or StepTimeRules(**settings)
     return [
@@ -28,11 +28,11 @@ def told(series, rules=None, **settings):
 
 def alarms_of(series, rules=None, **settings):
     """(step, source, rank) of each alarm."""
-    return [(step, a.source, a.rank) for step, a in told(series, rules, **settings)]
+    return [(step, a.source, a.rank) for step, a in raised(series, rules, **settings)]
 
 
 def steady(steps, **times):
-    return [[one(**times)] for _ in range(steps)]
+    return [[timed(**times)] for _ in range(steps)]
 
 
 def noisy(steps, ranks=1, seed=0, spread=0.2, outliers=0.01, longest=4.0):
@@ -62,15 +62,15 @@ def noisy(steps, ranks=1, seed=0, spread=0.2, outliers=0.01, longest=4.0):
 def test_a_stall_of_twenty_seconds_names_its_part_once(part):
     series = steady(100)
     setattr(series[56][0], part, 20.9)
-    [(step, alarm)] = told(series)
+    [(step, alarm)] = raised(series)
     assert (step, alarm.source, alarm.rank) == (57, "stall", 0)
     assert "20.9 s" in alarm.reason
 
 
 def test_the_reason_says_how_long_how_usual_which_part_and_what_to_look_at():
-    usual, waiting = one(passes=0.36, exchange=0.0), one(passes=0.36, exchange=20.9)
-    late = one(data=20.9, passes=0.36, exchange=0.0)
-    [(step, alarm)] = told([[usual] * 4] * 56 + [[waiting, waiting, waiting, late]])
+    usual, waiting = timed(passes=0.36, exchange=0.0), timed(passes=0.36, exchange=20.9)
+    late = timed(data=20.9, passes=0.36, exchange=0.0)
+    [(step, alarm)] = raised([[usual] * 4] * 56 + [[waiting, waiting, waiting, late]])
     assert (step, alarm.rank) == (57, 3)
     assert alarm.reason.startswith(
         "the step took 21.3 s (usual 0.4 s): 20.9 s waiting for data on rank 3; look at its "
@@ -82,10 +82,10 @@ def test_a_first_step_after_a_restart_is_not_judged():
     rules = StepTimeRules()
     assert alarms_of(steady(60), rules) == []
     rules.settle()
-    assert rules.update(61, [one(passes=60.0)]) == []
+    assert rules.update(61, [timed(passes=60.0)]) == []
     for step in range(62, 70):
-        rules.update(step, [one()])
-    assert [a.source for a in rules.update(70, [one(passes=60.0)])] == ["stall"]
+        rules.update(step, [timed()])
+    assert [a.source for a in rules.update(70, [timed(passes=60.0)])] == ["stall"]
 
 
 @given(st.integers(0, 2**32), st.floats(0.0, 0.5), st.integers(1, 4))
@@ -103,7 +103,7 @@ def test_jitter_raises_no_alarm_but_a_stall_beside_it_does(seed, spread, ranks):
 @given(st.lists(st.floats(0.0, 1e4), min_size=1, max_size=80), st.integers(1, 3))
 @settings(deadline=None, max_examples=60)
 def test_any_times_are_taken_and_nothing_is_reported_before_a_baseline(seconds, ranks):
-    series = [[one(data=value)] * ranks for value in seconds]
+    series = [[timed(data=value)] * ranks for value in seconds]
     assert all(step > LEAST for step, _, _ in alarms_of(series))
 
 
@@ -125,12 +125,12 @@ def ranked(steps, slow=None, factor=2.0, ranks=4, **times):
     rows = []
     for _ in range(steps):
         own = [0.2 * (factor if rank == slow else 1.0) for rank in range(ranks)]
-        rows.append([one(passes=s, exchange=max(own) - s, **times) for s in own])
+        rows.append([timed(passes=s, exchange=max(own) - s, **times) for s in own])
     return rows
 
 
 def test_a_rank_that_is_twice_as_slow_is_named_once():
-    [(step, alarm)] = told(ranked(60) + ranked(200, slow=2))
+    [(step, alarm)] = raised(ranked(60) + ranked(200, slow=2))
     assert (alarm.source, alarm.rank) == ("slow_rank", 2)
     assert 60 + RANK_WINDOW // 2 < step <= 60 + 2 * RANK_WINDOW
     assert re.search("rank 2 takes 0.[34]. s a step for its own work and data", alarm.reason)
@@ -169,7 +169,7 @@ def drifting(steps, grown=1.3, begin=300, end=600, **more):
         share = min(1.0, max(0.0, (step - begin) / (end - begin)))
         return 0.4 * (1.0 + (grown - 1.0) * share)
 
-    return [[one(passes=passes(step), **more)] for step in range(steps)]
+    return [[timed(passes=passes(step), **more)] for step in range(steps)]
 
 
 def test_a_drift_of_thirty_percent_is_one_alarm():
@@ -179,15 +179,15 @@ def test_a_drift_of_thirty_percent_is_one_alarm():
 
 
 def test_the_drift_names_what_grew():
-    [alarm] = [a for _, a in told(steady(300) + steady(300, data=0.3)) if a.source != "stall"]
+    [alarm] = [a for _, a in raised(steady(300) + steady(300, data=0.3)) if a.source != "stall"]
     assert "a step takes 0.73 s (median of 50), it took 0.44 s" in alarm.reason
     assert "waiting for data" in alarm.reason
 
 
 def test_an_announced_change_is_no_drift():
     rules = StepTimeRules()
-    found = told(steady(300), rules) + rules.update(301, [one(passes=0.7)], planned=True)
-    assert not found + told(steady(300, passes=0.7), rules)
+    found = raised(steady(300), rules) + rules.update(301, [timed(passes=0.7)], planned=True)
+    assert not found + raised(steady(300, passes=0.7), rules)
 
 
 def but(series, rows):
@@ -197,49 +197,49 @@ def but(series, rows):
 
 CASES = {
     "of ranks that wait for a slow one that one": (
-        but([[one(exchange=0.0)] * 3] * 60,
-            {50: [one(exchange=15.0), one(passes=15.4, exchange=0.0), one(exchange=15.0)]}),
+        but([[timed(exchange=0.0)] * 3] * 60,
+            {50: [timed(exchange=15.0), timed(passes=15.4, exchange=0.0), timed(exchange=15.0)]}),
         [(50, "stall", 1)],
     ),
     "no rank where the wait is not measured": (
-        but([[one()] * 3] * 60, {50: [one(passes=15.4)] * 3}), [(50, "stall", None)]
+        but([[timed()] * 3] * 60, {50: [timed(passes=15.4)] * 3}), [(50, "stall", None)]
     ),
     "an episode of several steps once, and a later one": (
-        but(steady(120), {key: [one(data=20.0)] for key in (50, 51, 52, 101)}),
+        but(steady(120), {key: [timed(data=20.0)] for key in (50, 51, 52, 101)}),
         [(50, "stall", 0), (101, "stall", 0)],
     ),
     "no compilation at the start or later": (
-        but(steady(100), {1: [one(passes=90.0)], 2: [one(passes=30.0)], 3: [one(passes=12.0)],
-                          60: [one(passes=40.0, compiled=True)]}),
+        but(steady(100), {1: [timed(passes=90.0)], 2: [timed(passes=30.0)], 3: [timed(passes=12.0)],
+                          60: [timed(passes=40.0, compiled=True)]}),
         [],
     ),
     "no step of seven seconds more that is not twice as long": (
-        but(steady(60, passes=10.0), {50: [one(passes=17.0)]}), []
+        but(steady(60, passes=10.0), {50: [timed(passes=17.0)]}), []
     ),
     "a step that is twice as long": (
-        but(steady(60, passes=10.0), {50: [one(passes=21.5)]}), [(50, "stall", 0)]
+        but(steady(60, passes=10.0), {50: [timed(passes=21.5)]}), [(50, "stall", 0)]
     ),
     "no longer batch that takes longer": (
-        but(steady(60, passes=1.0, size=1e3), {50: [one(passes=9.0, size=9e3)]}), []
+        but(steady(60, passes=1.0, size=1e3), {50: [timed(passes=9.0, size=9e3)]}), []
     ),
     "a usual batch that takes longer": (
-        but(steady(60, passes=1.0, size=1e3), {50: [one(passes=9.0, size=1e3)]}),
+        but(steady(60, passes=1.0, size=1e3), {50: [timed(passes=9.0, size=1e3)]}),
         [(50, "stall", 0)],
     ),
     "a habitual pause twice": (
-        but(steady(500), {key: [one(data=12.0)] for key in range(100, 501, 100)}),
+        but(steady(500), {key: [timed(data=12.0)] for key in range(100, 501, 100)}),
         [(100, "stall", 0), (200, "stall", 0)],
     ),
     "no rank as fast as the others": (ranked(200, slow=1, factor=1.0), []),
     "no rank a little slower": (ranked(200, slow=1, factor=1.3), []),
     "of two ranks the slower one": (ranked(100, slow=1, ranks=2), [(40, "slow_rank", 1)]),
-    "no rank of equal ones without the wait": ([[one(passes=0.5)] * 4] * 100, []),
+    "no rank of equal ones without the wait": ([[timed(passes=0.5)] * 4] * 100, []),
     "of the data alone without the wait the slow one": (
-        [[one(passes=0.5), one(data=0.3, passes=0.2), *[one(passes=0.5)] * 2]] * 100,
+        [[timed(passes=0.5), timed(data=0.3, passes=0.2), *[timed(passes=0.5)] * 2]] * 100,
         [(40, "slow_rank", 1)],
     ),
     "no milliseconds of a rank": (
-        [[one(passes=s, exchange=0.0) for s in (0.002, 0.006)]] * 100, []
+        [[timed(passes=s, exchange=0.0) for s in (0.002, 0.006)]] * 100, []
     ),
     "no drift of a few percent": (drifting(1200, grown=1.15), []),
     "no longer sequences": (steady(300, size=1e3) + steady(300, passes=0.7, size=1.7e3), []),
@@ -247,12 +247,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_tells(case):
+def test_the_alarms_of_a_case(case):
     series, expected = CASES[case]
     assert alarms_of(series) == expected
 
 
 def test_the_seconds_of_a_stall_are_a_setting():
-    short = but(steady(60, passes=0.01), {50: [one(passes=4.5)]})  # a hundred times as long
+    short = but(steady(60, passes=0.01), {50: [timed(passes=4.5)]})  # a hundred times as long
     assert alarms_of(short) == []
     assert alarms_of(short, stall_seconds=4.0) == [(50, "stall", 0)]

@@ -175,13 +175,13 @@ def half_a_minute(clock, before=lambda monitor: None, after=lambda monitor: None
     return pause
 
 
-told = partial(half_a_minute, after=lambda monitor: monitor.evaluated(2.0))
+reported = partial(half_a_minute, after=lambda monitor: monitor.evaluated(2.0))
 checkpoint = partial(half_a_minute, before=Monitor.state_dict)
 announced = partial(half_a_minute, after=Monitor.paused)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pause", [*EVALUATIONS, told, checkpoint, announced])
+@pytest.mark.parametrize("pause", [*EVALUATIONS, reported, checkpoint, announced])
 def test_evaluations_checkpoints_and_announced_pauses_are_no_stall(clock, pause):
     monitor = train(Wrapper(make_model()), clock, at=None, between=pause(clock))
     assert named(monitor) == []
@@ -191,9 +191,9 @@ def test_evaluations_checkpoints_and_announced_pauses_are_no_stall(clock, pause)
 
 
 def two_passes(model, inputs, clock):
-    one = model(inputs)
+    output = model(inputs)
     clock.wait(1.0)
-    return one - model(-inputs)
+    return output - model(-inputs)
 
 
 def frozen_part(model, inputs, clock):
@@ -292,10 +292,10 @@ def test_a_hook_that_fails_is_reported_once_and_harms_nothing(clock, caplog, mon
 class Small(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 1)
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 1)
 
     def forward(self, inputs):
-        return self.two(self.one(inputs).tanh())
+        return self.second(self.first(inputs).tanh())
 
 
 def compiled_whole(model):

@@ -194,8 +194,8 @@ def announced(step, optimizer, monitor):
 
 def dead(step, optimizer, monitor):
     if step >= 20:
-        for one in optimizer.param_groups[0]["params"]:
-            one.grad.zero_()
+        for param in optimizer.param_groups[0]["params"]:
+            param.grad.zero_()
 
 
 @pytest.mark.parametrize("scheduler", [True, False])

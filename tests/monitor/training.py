@@ -95,8 +95,8 @@ class Clock:
         self.now += seconds
 
 
-class Heard(Action):
-    """Keeps what it is called with."""
+class Recorder(Action):
+    """Records what it is called with."""
 
     def __init__(self, now=False, on_all_ranks=False, **settings):
         super().__init__(**settings)
@@ -168,8 +168,8 @@ def flat_weights(model):
     return flat(model.parameters())
 
 
-def same_weights(one, other):
-    return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+def same_weights(first, second):
+    return all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
 
 
 def flat_gradient(model):

@@ -1,4 +1,4 @@
-"""A small HTTP server for the tests: it keeps what is posted, and answers as it is told."""
+"""A small HTTP server for the tests: it keeps what is posted, and answers as configured."""
 
 import json
 import threading

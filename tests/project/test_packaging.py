@@ -27,7 +27,7 @@ EVERYTHING = {
 
 
 def requirements(lines):
-    return {one.name: one for one in map(Requirement, lines)}
+    return {req.name: req for req in map(Requirement, lines)}
 
 
 def of_file(name):
@@ -39,33 +39,33 @@ def given():
     """Every requirement of the project, by name; the base and the extras agree on a range."""
     found = {}
     for line in chain(PROJECT["dependencies"], *EXTRAS.values()):
-        one = Requirement(line)
-        if one.name != "rmetric":
-            first = found.setdefault(one.name, one)
-            assert first.specifier == one.specifier, one
+        req = Requirement(line)
+        if req.name != "rmetric":
+            first = found.setdefault(req.name, req)
+            assert first.specifier == req.specifier, req
     return found
 
 
-def is_exact(one):
-    return any(specifier.operator == "==" for specifier in one.specifier)
+def is_exact(req):
+    return any(specifier.operator == "==" for specifier in req.specifier)
 
 
 def test_exact_versions_stand_in_the_constraints_alone():
-    assert [str(one) for one in given().values() if is_exact(one)] == []
-    assert [str(one) for one in of_file("requirements.txt").values() if is_exact(one)] == []
+    assert [str(req) for req in given().values() if is_exact(req)] == []
+    assert [str(req) for req in of_file("requirements.txt").values() if is_exact(req)] == []
     constraints = of_file("constraints.txt")
-    assert all(is_exact(one) for one in constraints.values())
-    for name, one in constraints.items():
-        [exact] = one.specifier
-        assert exact.version in given()[name].specifier, one
+    assert all(is_exact(req) for req in constraints.values())
+    for name, req in constraints.items():
+        [exact] = req.specifier
+        assert exact.version in given()[name].specifier, req
 
 
 def test_requirements_have_everything_with_the_projects_ranges_and_the_constraints():
     everything = of_file("requirements.txt")
     assert everything.keys() >= EVERYTHING
     assert everything.keys() >= requirements(PROJECT["dependencies"]).keys()
-    for name, one in everything.items():
-        assert one.specifier == given()[name].specifier, one
+    for name, req in everything.items():
+        assert req.specifier == given()[name].specifier, req
     assert "\n-c constraints.txt\n" in (ROOT / "requirements.txt").read_text(encoding="utf-8")
     assert '"--constraint", "constraints.txt"' in (ROOT / "tasks.py").read_text(encoding="utf-8")
 

@@ -65,7 +65,7 @@ def rows(run: Run) -> list[tuple]:
     ]
 
 
-def said(run: Run, words: str) -> bool:
+def noted(run: Run, words: str) -> bool:
     return any(words in note for note in run.notes)
 
 
@@ -140,7 +140,7 @@ TWO = curve((1, 3.0), (2, 2.5))
 LOSSES, LATER = [2.5, 2.25, 2.0, 1.75], [2.625, 2.375, 2.125, 1.875]
 ALONE = curve(*enumerate(LOSSES))
 BOTH = curve(*zip(range(4), LOSSES, LATER, strict=True))
-#: A log of one run -> its rows, and what a note of it says.
+#: A log of one run -> its rows, and words of a note on it.
 READ: dict[str, tuple[str, list[tuple], str]] = {
     "an evaluation is merged into its step, nan is bare": (
         json.dumps({"log_history": HISTORY}, indent=2),
@@ -313,11 +313,11 @@ READ: dict[str, tuple[str, list[tuple], str]] = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
+def test_a_small_log_is_read_and_what_was_done_is_noted(tmp_path, name):
     text, expected, note = READ[name]
     run = only(read(tmp_path, text))
     assert rows(run) == expected
-    assert not note or said(run, note.removeprefix("not: ")) == (not note.startswith("not: "))
+    assert not note or noted(run, note.removeprefix("not: ")) == (not note.startswith("not: "))
 
 
 @pytest.mark.parametrize(
@@ -378,13 +378,13 @@ def test_a_damaged_log_is_one_error_naming_the_file_and_the_line(tmp_path, text,
     assert str(tmp_path / "bad.csv") in str(caught.value)
 
 
-def test_a_changed_r_in_an_own_log_is_said_with_its_step(tmp_path):
+def test_a_changed_r_in_an_own_log_is_noted_with_its_step(tmp_path):
     lines = own_log().splitlines()
     entry = json.loads(lines[15])
     entry["r_metric"] += 0.25
     lines[15] = json.dumps(entry).encode()
     run = only(read(tmp_path, b"\n".join(lines) + b"\n"))
-    assert said(run, f"differs from the logged r_metric at 1 of 20 records, first at step "
+    assert noted(run, f"differs from the logged r_metric at 1 of 20 records, first at step "
                 f"{entry['step']}")  # fmt: skip
 
 
@@ -395,13 +395,13 @@ def test_a_checkpoint_is_named_by_its_folders(tmp_path):
     assert run.id == "my-model__checkpoint-500__trainer_state"
 
 
-def test_what_was_guessed_is_said_and_a_map_needs_no_guess(tmp_path):
+def test_what_was_guessed_is_noted_and_a_map_needs_no_guess(tmp_path):
     text = "iter,lm loss,aux_loss,ppl\n1,3.0,0.1,20\n"
     guessed = only(read(tmp_path, text))
-    assert said(guessed, "'lm loss' as loss")
+    assert noted(guessed, "'lm loss' as loss")
     mapped = only(read(tmp_path, text, step="iter", loss="aux_loss"))
     assert rows(mapped) == [(1, 0.1, None, None)]
-    assert not said(mapped, "guessed")
+    assert not noted(mapped, "guessed")
 
 
 def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
@@ -428,7 +428,7 @@ def test_lists_in_cells_are_placed_by_what_they_count(tmp_path):
     ]
     assert rows(second) == [(0, 4.1, None, None), (1, 3.6, 3.7, None)]
     assert (first.id, second.id) == ("runs__row0", "runs__row1")
-    assert said(first, "placed along 'train_loss' by 'tokens_val'")
+    assert noted(first, "placed along 'train_loss' by 'tokens_val'")
 
 
 def test_a_document_may_hold_several_runs_and_each_chooses_its_columns(tmp_path):
@@ -441,8 +441,8 @@ def test_a_document_may_hold_several_runs_and_each_chooses_its_columns(tmp_path)
     assert (second.id, rows(second)) == ("runs__b", curve((0, 4.0), (1, 3.5)))
     rates = [[record.learning_rate for record in run.records] for run in (first, second)]
     assert rates == [[0.1, 0.2], [None, 0.3]]
-    assert said(second, "spread evenly")
-    assert not said(first, "spread evenly")
+    assert noted(second, "spread evenly")
+    assert not noted(first, "spread evenly")
     with pytest.raises(LogError, match="--map loss=train_loss: no such column"):
         read(tmp_path, json.dumps(document), "runs.json", loss="train_loss")
 

@@ -261,16 +261,16 @@ def test_what_is_called_alike_and_is_another_thing_is_not_taken(target, name):
 
 
 @pytest.mark.parametrize(
-    ("target", "one", "other"),
+    ("target", "first", "second"),
     [
         ("eval_loss", "eval_c4_loss", "eval_pile_loss"),
         ("grad_norm", "actor/grad_norm", "model/grad_norm"),
     ],
 )
-def test_of_two_columns_that_fit_alike_none_is_taken(target, one, other):
-    columns = choose_columns(["step", "loss", one, other], {})
+def test_of_two_columns_that_fit_alike_none_is_taken(target, first, second):
+    columns = choose_columns(["step", "loss", first, second], {})
     assert target not in columns.by_target
-    assert f"{one!r}, {other!r} could each be {target}" in " ".join(columns.notes)
+    assert f"{first!r}, {second!r} could each be {target}" in " ".join(columns.notes)
 
 
 def test_of_evaluation_losses_of_several_data_sets_the_one_of_all_is_taken():

@@ -26,7 +26,7 @@ from rmetric.readers import LogError, open_log, read_log
 from rmetric.readers.assembler import Assembler
 from rmetric.readers.source import Source
 from rmetric.replay.follow import Follower
-from tests.readers.test_formats import only, read, said, write
+from tests.readers.test_formats import noted, only, read, write
 
 #: As Python, C and C++ print them.
 PRINTED = {
@@ -108,16 +108,16 @@ def test_an_error_of_a_reader_names_its_file_and_costs_no_other(tmp_path, capsys
     monkeypatch.setattr(Assembler, "take", take_or_fail)
     write(tmp_path, "a.jsonl", '{"step": 1, "train": {"loss": 2.0}, "loss": 6.5}\n')
     write(tmp_path, "b.jsonl", healthy("nested"))
-    told = "a.jsonl: cannot be read: an error of the reader (KeyError: 'absent')"
+    message = "a.jsonl: cannot be read: an error of the reader (KeyError: 'absent')"
     for command in ("replay", "calibrate"):
         code = main([command, str(tmp_path), "--out", str(tmp_path / f"{command}.d")])
-        said = capsys.readouterr()
-        assert told in said.err, command
+        printed = capsys.readouterr()
+        assert message in printed.err, command
         assert code == 1, command
     assert (tmp_path / "replay.d" / "b" / "summary.json").exists()
     assert (tmp_path / "calibrate.d").is_file()
     assert main(["watch", str(tmp_path / "a.jsonl"), "--stop-after", "0"]) == 1
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["rmetric.reporting.replay_report.score_run",
@@ -136,10 +136,10 @@ def test_an_error_after_reading_names_its_file_and_costs_no_other(
         write(tmp_path, name, healthy())
     command = "replay" if "replay" in where else "calibrate"
     assert main([command, str(tmp_path), "--out", str(tmp_path / "out.d")]) == 1
-    said = capsys.readouterr()
-    assert "a.jsonl: cannot be " in said.err
-    assert "KeyError" in said.err
-    assert "b.jsonl" not in said.err
+    printed = capsys.readouterr()
+    assert "a.jsonl: cannot be " in printed.err
+    assert "KeyError" in printed.err
+    assert "b.jsonl" not in printed.err
 
 
 def left_out(tmp_path, capsys, form: str, at: int, bad: str) -> str:
@@ -148,13 +148,13 @@ def left_out(tmp_path, capsys, form: str, at: int, bad: str) -> str:
     before, after = log_of(form, [2.0] * at), log_of(form, [2.0] * 40, at + 2).removeprefix(head)
     path = write(tmp_path, "run", before + bad + after + line.format(at + 42, 90.0) * 2)
     code = main(["watch", str(path), "--stop-after", "0", "--detector", "loss_ewma"])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    assert f"ALARM run: step {at + 42}: " in said.out
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert f"ALARM run: step {at + 42}: " in printed.out
     number = at + 1 + head.count("\n")
-    told = f"{path}: a line could not be read and was left out, line {number}: "
-    assert told in said.err
-    return said.err.partition(told)[2]
+    message = f"{path}: a line could not be read and was left out, line {number}: "
+    assert message in printed.err
+    return printed.err.partition(message)[2]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def left_out(tmp_path, capsys, form: str, at: int, bad: str) -> str:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("at", [0, 30])
-def test_watch_leaves_out_a_bad_line_and_tells_it_at_once(tmp_path, capsys, form, step, loss, at):
+def test_watch_leaves_out_a_bad_line_and_reports_it_at_once(tmp_path, capsys, form, step, loss, at):
     assert left_out(tmp_path, capsys, form, at, FORMS[form][1].format(step, loss))
 
 
@@ -205,7 +205,7 @@ def test_a_crash_and_lines_in_one_another_cost_themselves_alone(tmp_path, form):
     run = only(read(tmp_path, "\n".join(written) + "\n"))
     assert [r.step for r in run.records] == [*range(1, 51), *range(53, 61)]
     first = len(HEADS[form]) + 51
-    assert said(run, f"4 lines could not be read and were left out, the first is line {first}: ")
+    assert noted(run, f"4 lines could not be read and were left out, the first is line {first}: ")
     assert not any("\x1b" in note for note in run.notes)
 
 
@@ -221,7 +221,7 @@ def test_a_log_whose_lines_are_mostly_bad_is_refused(tmp_path, form):
 def test_what_a_crash_prints_at_the_end_does_not_count_against_the_log(tmp_path):
     run = only(read(tmp_path, "\n".join([*entries("flat", 1, 5), *["  File x"] * 90, ""])))
     assert len(run.records) == 5
-    assert said(run, "90 lines could not be read and were left out, the first is line 6: ")
+    assert noted(run, "90 lines could not be read and were left out, the first is line 6: ")
 
 
 def test_the_study_s_own_reader_stays_strict(tmp_path):
@@ -341,7 +341,7 @@ def test_losses_on_both_sides_of_an_oddity_arrive(tmp_path_factory, log):
     path = write(tmp_path_factory.mktemp("odd"), "log", before.encode() + odd + after.encode())
     wanted = list(enumerate(losses, 1))
     found = [(r.step, r.training_loss) for r in followed(path)]
-    assert [one for one in found if one in wanted] == wanted
+    assert [pair for pair in found if pair in wanted] == wanted
     try:
         runs = read_log(path).runs
     except LogError as error:  # a replay refuses a wrong value with its line
@@ -350,7 +350,7 @@ def test_losses_on_both_sides_of_an_oddity_arrive(tmp_path_factory, log):
             raise
     else:
         found = [(r.step, r.training_loss) for run in runs for r in run.records]
-        assert [one for one in found if one in wanted] == wanted
+        assert [pair for pair in found if pair in wanted] == wanted
 
 
 @pytest.mark.long
@@ -386,7 +386,7 @@ def test_zero_bytes_are_left_out_and_counted_wherever_they_are(tmp_path, form, s
     path = write(tmp_path, "log", data)
     run = only(read_log(path).runs)
     assert run.records == only(read(tmp_path, text)).records
-    assert said(run, f"{size} zero bytes between the lines were left out")
+    assert noted(run, f"{size} zero bytes between the lines were left out")
     assert [record.step for record in followed(path)] == [record.step for record in run.records]
 
 
@@ -494,8 +494,8 @@ def test_the_work_of_a_diagnosis_grows_with_the_ranks_and_not_with_their_square(
     calls = []
     for number in (100, 400):
         for rank in range(number):
-            said = [f"INFO step {at} loss 2.5" for at in range(0 if silent and rank % 2 else 5)]
-            lines = enumerate([*said, words.format(rank)])
+            progress = [f"INFO step {at} loss 2.5" for at in range(0 if silent and rank % 2 else 5)]
+            lines = enumerate([*progress, words.format(rank)])
             text = "".join(f"2024-05-06 10:00:0{at} {line}\n" for at, line in lines)
             write(tmp_path, f"rank_{rank}.log", text)
         job, profile = ingest([tmp_path], library), cProfile.Profile()
@@ -517,7 +517,7 @@ def test_the_work_of_a_diagnosis_grows_with_the_ranks_and_not_with_their_square(
 )
 def test_a_line_that_is_left_out_states_its_own_reason(tmp_path, line, problem):
     run = only(read(tmp_path, healthy("flat") + line + "\n" + healthy("flat", 5, 62)))
-    assert said(run, f"line 61: {problem}")
+    assert noted(run, f"line 61: {problem}")
 
 
 @pytest.mark.parametrize(

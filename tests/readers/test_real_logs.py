@@ -121,13 +121,13 @@ def differences(label: dict[str, str], runs: list[Run]) -> list[str]:
         if fnmatch(label["run"], name):
             mend(label["run"], expected)
     found = replayed(records_of(runs, label))
-    said = []
+    diff = []
     for kind in ("train", "eval"):
         ours, theirs = comparable(found[kind]), comparable(expected[kind])
         if len(ours) != len(theirs):
-            said.append(f"{kind}: {len(ours)} rows, {len(theirs)} expected")
-        said += [f"{kind}: {a}, expected {b}" for a, b in zip(ours, theirs, strict=False) if a != b]
-    return said
+            diff.append(f"{kind}: {len(ours)} rows, {len(theirs)} expected")
+        diff += [f"{kind}: {a}, expected {b}" for a, b in zip(ours, theirs, strict=False) if a != b]
+    return diff
 
 
 def comparable(rows: list[Row]) -> list[tuple]:

@@ -173,8 +173,8 @@ def test_the_default_folder_never_loses_the_index_of_other_runs(tmp_path, monkey
         return capsys.readouterr().err
 
     assert replay("a.csv") == ""
-    said = replay("b.csv")
-    assert said == "results/replay holds other runs: the results go to results/replay-2\n"
+    printed = replay("b.csv")
+    assert printed == "results/replay holds other runs: the results go to results/replay-2\n"
     assert (sources("replay"), sources("replay-2")) == (["a.csv"], ["b.csv"])
     assert replay("a.csv") == "", "the same log again is its own index"
     replay("c.csv", "b.csv")
@@ -231,7 +231,7 @@ def test_exit_on_alarm_ends_a_replay_by_its_worst_verdict(tmp_path, monkeypatch,
     paths = [f"{name}.csv" for name in names]
     given = ["replay", *paths, "--out", "out", "--plots", "none"]
     assert main([*given, "--exit-on-alarm"]) == code
-    assert main(given) == (1 if "broken" in names else 0), "only where it is asked for"
+    assert main(given) == (1 if "broken" in names else 0), "only where an option requires it"
 
 
 def test_the_terminal_has_colours_only_where_it_shows_them(monkeypatch):

@@ -30,7 +30,7 @@ NORMS = ("lambda_norm", "sigma_sq_norm", "delta_l_norm")
 
 
 def log(path, *lines, end="EXPERIMENT_SUCCESS", first=None, **config):
-    """A log in the authors' shape at `path`; `lines` are what METRICS say beside the step."""
+    """A log in the authors' shape at `path`; `lines` are what METRICS hold beside the step."""
     entries = [{"event": "EXPERIMENT_START", "config": config} | (first or {})]
     steps = range(100, 100 * len(lines) + 1, 100)
     entries += [{"step": s, "event": "METRICS"} | m for s, m in zip(steps, lines, strict=True)]
@@ -62,7 +62,7 @@ def own(path, records):
     return read(path)
 
 
-def said(notes, words):
+def noted(notes, words):
     return any(words in note for note in notes)
 
 
@@ -104,8 +104,8 @@ def test_r_alone_is_shown_as_stated_and_ours_is_undefined(tmp_path):
     assert summary["stated"]["first_alert_step"] == 200
     assert summary["stated"]["num_alerts"] == 2
     assert summary["stated"]["verdicts"]["published"]["false_alarm"]
-    assert said(summary["notes"], "R cannot be recomputed")
-    assert said(summary["notes"], "R is undefined")
+    assert noted(summary["notes"], "R cannot be recomputed")
+    assert noted(summary["notes"], "R is undefined")
     (row,) = result.rows
     assert (row["max_r"], row["first_alert_step"]) == ("", "")
     assert (row["stated_first_alert_step"], row["stated_num_alerts"]) == (200, 2)
@@ -134,7 +134,7 @@ def test_stated_r_alarms_above_the_stated_threshold_else_the_paper_s_and_says_wh
     scored = score_run(read(log(tmp_path / "a.jsonl", *only_r(0.57, 0.6, 0.9), **config)))
     assert scored.stated.threshold == threshold
     assert trace_of_stated(scored).alarm_steps == [first]
-    assert said(scored.notes, words)
+    assert noted(scored.notes, words)
 
 
 def test_a_record_without_r_ends_no_stated_alarm_and_begins_none(tmp_path):
@@ -163,7 +163,7 @@ def test_where_the_log_states_our_r_the_page_says_so_in_a_sentence(tmp_path):
 
 
 @pytest.mark.long
-def test_the_console_tells_stated_alarms_from_ours_and_undefined_from_none(tmp_path, capsys):
+def test_the_console_separates_stated_alarms_from_ours_and_undefined_from_none(tmp_path, capsys):
     only = log(tmp_path / "a.jsonl", *only_r(0.1, 0.9, 0.1, 0.9), experiment_id="a")
     quiet = log(tmp_path / "b.jsonl", *only_r(0.1, 0.2), experiment_id="b")
     result, _ = replayed(tmp_path, only, quiet)
@@ -208,7 +208,7 @@ def test_an_ablation_with_stated_weights_weighs_one_signal(tmp_path):
         (dict.fromkeys(WEIGHTS, 10**400), "a number"),
     ],
 )
-def test_weights_that_make_no_sense_are_not_used_and_that_is_said(tmp_path, weights, problem):
+def test_weights_that_make_no_sense_are_not_used_and_that_is_noted(tmp_path, weights, problem):
     run = read(log(tmp_path / "a.jsonl", {"validation_loss": 3.0}, r_metric_weights=weights))
     scored = score_run(run)
     assert scored.config == RMetricConfig()
@@ -274,7 +274,7 @@ def test_the_norms_of_a_log_that_lacks_the_signals_are_read(tmp_path):
     scored = score_run(read(path))
     assert scored.variance_source == "logged_normalised"
     assert [score.score for score in scored.scores] == [0.70, 0.45 * 0.25 + 0.70 * 0.75, 0.45]
-    assert said(scored.notes, "σ² is taken normalised, as the log states it")
+    assert noted(scored.notes, "σ² is taken normalised, as the log states it")
 
 
 @pytest.mark.parametrize("preset", [None, "case_study"])
@@ -304,7 +304,7 @@ def test_a_log_of_ours_keeps_the_norms_that_somebody_else_stated(tmp_path):
     records = [Record(step=s, gradient_variance_normalised=s / 8) for s in range(1, 8)]
     run = own(tmp_path / "own.jsonl", records)
     assert run.records == records
-    assert said(run.notes, "equals the logged r_metric at all 7 records")
+    assert noted(run.notes, "equals the logged r_metric at all 7 records")
     entry = json.loads(metrics_line(records[0], RMetric().update(records[0])))
     assert entry["sigma_sq_source"] == "logged_normalised"
     assert "sigma_sq" not in entry
@@ -384,8 +384,8 @@ def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path,
     paths.append(log(tmp_path / "other.jsonl", *only_r(0.1), experiment_id="other"))
     result, summaries = replayed(tmp_path, *paths)
     assert [row["folder"] for row in result.rows] == ["twin", "twin-2", "Twin-3", "other"]
-    told = f"an earlier log has the same run id: {paths[0]} is in twin, this one, {paths[1]}, in tw"
-    assert [said(summary["notes"], told) for summary in summaries] == [False, True, False, False]
+    note = f"an earlier log has the same run id: {paths[0]} is in twin, this one, {paths[1]}, in tw"
+    assert [noted(summary["notes"], note) for summary in summaries] == [False, True, False, False]
     command.report(result, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(": CANNOT TELL")[0] for line in lines[1:13:3]] == [

@@ -15,7 +15,7 @@ import pytest
 from rmetric import Record, RMetricConfig, Run
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import UnknownFormat, find_logs, open_log, read_log, read_runs
-from tests.readers.test_formats import only, read, rows, said, write
+from tests.readers.test_formats import noted, only, read, rows, write
 
 LINES = [
     {
@@ -35,7 +35,7 @@ def test_a_column_that_first_comes_late_is_read_from_there(tmp_path):
     many = [e | {"pad": "x" * 600} for e in entries]
     run = only(read(tmp_path, jsonl(many)))
     assert run.records[-1].validation_loss == 2.2
-    assert said(run, "later in the log: 'val_loss' as eval_loss")
+    assert noted(run, "later in the log: 'val_loss' as eval_loss")
 
 
 def test_a_mapped_column_may_come_late_and_must_come(tmp_path):
@@ -57,7 +57,7 @@ def test_steps_that_start_again_are_split_in_the_stream_too(tmp_path, again):
         assert runs == [f"{tmp_path.name}__log__part{n}" for n in (1, 2)]
     else:
         assert len(ids) == 1
-        assert said(next(iter(log.runs.values())), "the step falls back 1 times")
+        assert noted(next(iter(log.runs.values())), "the step falls back 1 times")
 
 
 def test_the_stream_of_an_own_log_is_what_is_read_whole(tmp_path):
@@ -87,16 +87,16 @@ def test_what_comes_before_a_broken_line_has_been_read(tmp_path):
     assert found == list(range(1, 900)), "the last one waits for what the next line adds"
 
 
-def test_a_wandb_chart_holds_many_runs_and_its_step_is_said_to_be_no_step(tmp_path):
+def test_a_wandb_chart_holds_many_runs_and_its_step_is_noted_to_be_no_step(tmp_path):
     text = (
         '"Step","a - b - train/loss","a - b - train/loss__MIN","a - b - train/loss__MAX",'
         '"c - train/loss","c - train/loss__MIN","c - train/loss__MAX"\n'
         '"0","3","1","9","4","4","4"\n"7","","","","NaN","",""\n'
     )
-    one, two = read(tmp_path, text, "export.csv")
-    assert (one.id, rows(one)) == ("export__a - b", [(0, 3.0, None, None)])
-    assert (two.id, rows(two)) == ("export__c", [(0, 4.0, None, None), (7, "nan", None, None)])
-    assert said(one, "'_step' counts calls of the logger")
+    first, other = read(tmp_path, text, "export.csv")
+    assert (first.id, rows(first)) == ("export__a - b", [(0, 3.0, None, None)])
+    assert (other.id, rows(other)) == ("export__c", [(0, 4.0, None, None), (7, "nan", None, None)])
+    assert noted(first, "'_step' counts calls of the logger")
 
 
 def event_file(folder: Path, values: dict[int, dict[str, float]], suffix: str = "") -> Path:
@@ -149,7 +149,7 @@ def test_a_damaged_event_file_is_an_error_or_its_beginning(tmp_path):
 
 def test_without_tensorboard_there_is_one_sentence(tmp_path, monkeypatch):
     path = event_file(tmp_path / "run", {1: {"loss": 3.0}}, ".a")
-    for name in [one for one in sys.modules if one.partition(".")[0] == "tensorboard"]:
+    for name in [module for module in sys.modules if module.partition(".")[0] == "tensorboard"]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(LogError, match=r"pip install tensorboard$"):
         read_runs(path)
@@ -220,20 +220,20 @@ def test_a_carriage_return_at_the_end_of_a_block_is_half_of_a_line_end(tmp_path,
         read(tmp_path, text)
 
 
-def test_a_foreign_byte_beside_the_numbers_is_replaced_and_said(tmp_path):
+def test_a_foreign_byte_beside_the_numbers_is_replaced_and_noted(tmp_path):
     lines = jsonl([e | {"host": "Köln"} for e in LINES]).splitlines(keepends=True)
     lines[4] = lines[4].replace("ö".encode(), b"\xf6")
     run = only(read(tmp_path, b"".join(lines)))
     assert [record.step for record in run.records] == list(range(1, 901))
     run = only(read(tmp_path, b"step,loss,host\n1,3.0,K\xf6ln\n2,2.0,x\n"))
     assert len(run.records) == 2
-    assert said(run, "1 lines, the first is line 2, hold bytes that are not UTF-8")
+    assert noted(run, "1 lines, the first is line 2, hold bytes that are not UTF-8")
 
 
-def test_steps_that_only_fall_are_one_run_and_said(tmp_path):
+def test_steps_that_only_fall_are_one_run_and_noted(tmp_path):
     run = only(read(tmp_path, jsonl(LINES[:50][::-1])))
     assert [record.step for record in run.records] == list(range(50, 0, -1))
-    assert said(run, "falls back 49 times")
+    assert noted(run, "falls back 49 times")
 
 
 def test_strings_for_numbers_are_read_and_other_words_are_errors(tmp_path):
@@ -249,11 +249,11 @@ def test_a_gz_that_is_cut_keeps_what_comes_before(tmp_path, text):
     packed = gzip.compress(text)
     run = only(read(tmp_path, packed[: len(packed) * 2 // 3]))
     assert 0 < len(run.records) < whole
-    assert said(run, "compressed file is damaged or cut off")
+    assert noted(run, "compressed file is damaged or cut off")
     broken = packed[:-8] + b"\0" * 8
     run = only(read(tmp_path, broken))
     assert len(run.records) == whole
-    assert said(run, "compressed file is damaged or cut off")
+    assert noted(run, "compressed file is damaged or cut off")
 
 
 @pytest.mark.parametrize("packer", ["bz2", "lzma", "zstandard"])
@@ -263,7 +263,7 @@ def test_bz2_xz_and_zstd_are_unpacked(tmp_path, packer):
     assert len(only(read(tmp_path, packed)).records) == 900
     if packer != "zstandard":  # one frame holds all of it
         run = only(read(tmp_path, packed[:-8]))
-        assert said(run, "compressed file is damaged or cut off")
+        assert noted(run, "compressed file is damaged or cut off")
 
 
 def test_a_file_that_vanishes_or_is_no_file_is_one_error(tmp_path):
@@ -279,7 +279,7 @@ def test_a_file_that_vanishes_or_is_no_file_is_one_error(tmp_path):
 
 
 def test_a_file_that_grows_or_shrinks_while_it_is_read(tmp_path):
-    lines = [e | {"pad": "x" * 600} for e in LINES]  # more than what is read to tell the format
+    lines = [e | {"pad": "x" * 600} for e in LINES]  # more than what is read to find the format
     path = write(tmp_path, "x.jsonl", jsonl(lines))
     log = iter(open_log(path))
     first = next(log)

@@ -246,7 +246,7 @@ def cells_of(reader, text: str, mapping: Mapping[str, str] | None = None) -> Cel
 
 def alike(cells: Cells) -> list[list[tuple[str, str]]]:
     """nan as a word, which equals itself; True apart from 1."""
-    return [sorted((name, repr(value)) for name, value in one.items()) for one in cells]
+    return [sorted((name, repr(value)) for name, value in row.items()) for row in cells]
 
 
 def read_text(path, text: str, mapping: Mapping[str, str] | None = None):
@@ -285,7 +285,7 @@ def test_a_log_is_known_and_read_whatever_stands_between_and_in_its_words(tmp_pa
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_log_is_known_by_its_own_reader_alone(name):
     own, text, _ = SAMPLES[name]
-    # What DeepSpeed prints stands in logs of all that it trains: it is asked last.
+    # What DeepSpeed prints stands in logs of all that it trains: its reader is last.
     known = [reader for reader in OWN if as_reader(reader).matches(text)]
     assert known[0] is own
     assert known[1:] in ([], [text_formats.DEEPSPEED])
@@ -414,7 +414,7 @@ OTHERS = {
 
 def curve_of(cells: Cells) -> list[str]:
     names = ("step", "loss", "eval_loss", "grad_norm")
-    return [repr(tuple(one.get(name) for name in names)) for one in cells]
+    return [repr(tuple(row.get(name) for name in names)) for row in cells]
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -495,8 +495,8 @@ def test_damaged_bytes_never_stop_a_reader(seed):
     for name, (_, text, _) in SAMPLES.items():
         damaged = list(text)
         for _ in range(len(text) // 20):
-            one = random.choice("0919eE.-+:|,={}[]'\" \t\r\nnaif\\x")
-            damaged[random.randrange(len(text))] = one
+            char = random.choice("0919eE.-+:|,={}[]'\" \t\r\nnaif\\x")
+            damaged[random.randrange(len(text))] = char
         for reader in (*OWN, text_pairs):
             for cells in cells_of(reader, "".join(damaged)):
                 assert isinstance(cells["step"], int), name

@@ -38,8 +38,8 @@ def test_the_folder_of_an_mlflow_run_is_one_log(trackers):
     assert judge_run(runs["bad"].records).text == "NOT FINITE from step 45 to the end"
     text = "DIVERGED at step 26: never came back, in cls_loss"
     assert judge_run(runs["parts"].records).text == text
-    [one] = find_logs([next(logs[0].glob("metrics/train/*"))])
-    assert one == logs[0]
+    [log] = find_logs([next(logs[0].glob("metrics/train/*"))])
+    assert log == logs[0]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_folder_of_an_mlflow_run_is_one_log(trackers):
 )  # fmt: skip
 def test_databases_and_the_messages_of_comet(trackers, name, run, since):
     log = read_log(trackers / name)
-    [bad] = [one for one in log.runs if one.id.endswith(run)]
+    [bad] = [run_ for run_ in log.runs if run_.id.endswith(run)]
     assert judge_run(bad.records).text == f"NOT FINITE from step {since} to the end"
     assert isnan(bad.records[-1].training_loss)
     assert bad.records[0].step == 1

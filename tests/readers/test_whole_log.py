@@ -19,7 +19,7 @@ from rmetric.logs import run_lines
 from rmetric.readers import open_log, read_log
 from rmetric.readers.whole_log import Thinning
 from rmetric.records import HardwareEvent
-from tests.readers.test_formats import lines, said, write
+from tests.readers.test_formats import lines, noted, write
 
 VALUES = {
     "ordinary": {"training_loss": 2.0},
@@ -254,13 +254,13 @@ def test_a_second_counter_is_the_same_run(tmp_path, evaluated, last, note):
     assert run.id == "run"
     assert [r.step for r in run.records if r.validation_loss is not None] == [*evaluated]
     assert sum(r.training_loss is not None for r in run.records) == 100
-    assert said(run, note)
-    assert not said(run, "start again")
-    assert not said(run, "falls back")
+    assert noted(run, note)
+    assert not noted(run, "start again")
+    assert not noted(run, "falls back")
 
 
 def test_two_runs_and_a_resumed_one_stay_what_they_are(tmp_path):
     assert len(long_table(tmp_path, [*TRAINING, *TRAINING]).runs) == 2
-    assert said(long_table(tmp_path, [*TRAINING, *TRAINING[50:]]).run, "falls back")
+    assert noted(long_table(tmp_path, [*TRAINING, *TRAINING[50:]]).run, "falls back")
     mixed = [(s, t, 4.0 if s == 500 else "") for s, t, _ in TRAINING]
     assert len(long_table(tmp_path, [*mixed, *((s, "", 4.5) for s in (0, 250, 500))]).runs) == 2

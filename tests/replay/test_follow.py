@@ -49,14 +49,14 @@ def long_form(step: int, loss: float) -> str:
 
 
 class Followed:
-    """A follower in a thread, and what it handed on and said."""
+    """A follower in a thread, and what it handed on and reported."""
 
     def __init__(self, path: Path, **options) -> None:
         self.steps: list[int] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.error: Exception | None = None
         options = dict(poll=0.01, settle=0.05, stop_after=20.0) | options
-        self.follower = Follower(path, self._take, self.said.append, **options)
+        self.follower = Follower(path, self._take, self.messages.append, **options)
         self._thread = threading.Thread(target=self._run)
 
     def _take(self, id: str, record: Record) -> None:
@@ -71,7 +71,7 @@ class Followed:
     def wait_for(self, condition, seconds: float = 10.0) -> None:
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, (self.steps, self.said, self.error)
+            assert time.monotonic() < end, (self.steps, self.messages, self.error)
             time.sleep(0.005)
 
     def __enter__(self):
@@ -112,7 +112,7 @@ def test_a_growing_log_is_handed_on_line_by_line_and_half_a_line_is_waited_for(p
         ("iter 1: loss 3.0, time 20ms\n", "iter 2: loss 2.5, time 20ms\n", [1]),
         ('{"event":"METRICS","step":1}\n', '{"event":"METRICS","step":2}\n', [1]),
         (long_form(1, 3.0), long_form(2, 2.5), [1]),
-        # A file that does not say yet what it is, is looked at again.
+        # A file that does not show yet what it is, is looked at again.
         ("loading the data\n", "iter 1: loss 3.0, time 20ms\niter 2: loss 2.9, time 20ms\n", []),
         (STARTED, long_form(1, 3.0) + long_form(2, 2.9), []),
     ],
@@ -128,7 +128,7 @@ def test_every_format_of_lines_is_followed(path, first, second, steps):
 
 def test_a_file_that_is_not_there_yet_is_waited_for(path):
     with Followed(path, wait=inf) as followed:
-        followed.wait_for(lambda: followed.said)
+        followed.wait_for(lambda: followed.messages)
         path.touch()
         time.sleep(0.05)
         append(path, line(1, 3.0))
@@ -139,13 +139,13 @@ def test_a_file_that_is_not_there_yet_is_waited_for(path):
 
 
 @pytest.mark.parametrize("how", ["truncated", "replaced", "moved away"])
-def test_a_log_that_is_rotated_is_said_and_begun_again(path, tmp_path, how):
+def test_a_log_that_is_rotated_is_reported_and_begun_again(path, tmp_path, how):
     path.write_bytes(log_of([3.0, 2.9, 2.8]))
     with Followed(path) as followed:
         followed.wait_for(lambda: len(followed.steps) == 3)
         if how == "truncated":
             os.truncate(path, 0)
-            followed.wait_for(lambda: followed.said)
+            followed.wait_for(lambda: followed.messages)
             append(path, line(7, 3.0))
         elif how == "replaced":
             other = tmp_path / "other"
@@ -157,7 +157,7 @@ def test_a_log_that_is_rotated_is_said_and_begun_again(path, tmp_path, how):
             time.sleep(0.1)
             path.write_bytes(line(7, 3.0))
         followed.wait_for(lambda: followed.steps[-1] == 7)
-        assert any("begun again" in words for words in followed.said)
+        assert any("begun again" in words for words in followed.messages)
         assert followed.steps == [1, 2, 3, *([4] if how == "moved away" else []), 7]
 
 
@@ -186,7 +186,7 @@ def test_runs_are_watched_apart_and_no_more_than_a_bounded_number():
     assert len(watch._detectors) == MOST_RUNS
 
 
-def test_an_alarm_is_told_once_however_often_its_log_is_begun_again():
+def test_an_alarm_is_raised_once_however_often_its_log_is_begun_again():
     """As a rescue does that goes back: it cuts the log behind the step."""
     alarms = []
     watch = Watch(Always, alarms.append)
@@ -199,17 +199,17 @@ def test_an_alarm_is_told_once_however_often_its_log_is_begun_again():
 
 
 def test_a_webhook_is_tried_again_and_never_holds_up():
-    said = []
+    problems = []
     with WebhookServer(status=500) as server:
-        hook = WebhookSender(server.url + "/secret", "url", said.append, tries=3, pause=0.01)
+        hook = WebhookSender(server.url + "/secret", "url", problems.append, tries=3, pause=0.01)
         began = time.monotonic()
         hook.post({"text": "x", "score": float("nan")})
         assert time.monotonic() - began < 0.1
         hook.close()
         assert [body for _, _, body in server.messages] == [{"text": "x", "score": "NaN"}] * 3
-    assert len(said) == 1
-    assert "answered 500, 3 times" in said[0]
-    assert "secret" not in said[0]
+    assert len(problems) == 1
+    assert "answered 500, 3 times" in problems[0]
+    assert "secret" not in problems[0]
 
 
 #: URLs that no post can reach.
@@ -259,9 +259,9 @@ def test_watch_alarms_with_the_reason_posts_it_and_ends_with_3(path, capsys):
         ((_, kind, body),) = server.messages
     assert kind == "application/json"
     assert (body["run"], body["step"], body["detector"]) == ("run", 41, "loss_z_score")
-    said = capsys.readouterr()
-    assert said.out.startswith("ALARM run: step 41: ")
-    assert body["reason"] in said.out
+    printed = capsys.readouterr()
+    assert printed.out.startswith("ALARM run: step 41: ")
+    assert body["reason"] in printed.out
     assert body["reason"]
 
 
@@ -302,7 +302,7 @@ def test_an_option_that_would_be_passed_over_is_an_error(tmp_path, monkeypatch, 
 
 
 class Scripted:
-    """A detector whose verdict is the record's: the loss says which."""
+    """A detector whose verdict is the record's: the loss states which."""
 
     VERDICTS = ("", "failure under way", "recovering spike")
 
@@ -325,7 +325,7 @@ class Scripted:
 
 @pytest.fixture
 def scripted(path, monkeypatch):
-    """Watch a log of what `Scripted` says: some of it there, some added once it is watched."""
+    """Watch a log of `Scripted` verdicts: some of it there, some added once it is watched."""
     monkeypatch.setattr("rmetric.cli.watch.make_detector", lambda *_, **__: Scripted())
 
     def call(there, added, *options) -> tuple[int, list[dict]]:
@@ -388,19 +388,19 @@ def test_an_alarm_from_before_counts_where_it_lasts_or_where_that_is_asked_for(
 @pytest.mark.parametrize("waiting", [("--wait", "inf", "--stop-after", 0.3), ("--wait", 0.3)])
 def test_a_log_that_never_came_was_not_healthy(path, capsys, waiting):
     assert watch(path, *waiting) == 1
-    said = capsys.readouterr().err
-    assert "not there yet, waiting for it" in said
-    assert f"error: {path}: it never came: nothing was watched" in said
+    errors = capsys.readouterr().err
+    assert "not there yet, waiting for it" in errors
+    assert f"error: {path}: it never came: nothing was watched" in errors
 
 
 @pytest.mark.long
-def test_a_log_that_is_removed_is_said_and_is_no_good_end(path, capsys):
+def test_a_log_that_is_removed_is_reported_and_is_no_good_end(path, capsys):
     path.write_bytes(log_of(HEALTHY))
     threading.Timer(0.4, path.unlink).start()
     assert watch(path, "--stop-after", 1.5) == 1
-    said = capsys.readouterr().err
-    assert said.count("it was removed or moved; waiting for it to come back") == 1
-    assert f"error: {path}: it was removed while it was watched" in said
+    errors = capsys.readouterr().err
+    assert errors.count("it was removed or moved; waiting for it to come back") == 1
+    assert f"error: {path}: it was removed while it was watched" in errors
 
 
 def test_a_run_s_name_cannot_write_on_the_terminal(tmp_path, capsys):
@@ -410,9 +410,9 @@ def test_a_run_s_name_cannot_write_on_the_terminal(tmp_path, capsys):
     )
     path.write_text("step,val_loss,run_id\n" + rows)
     assert watch(path, "--stop-after", 0, "--exit-on-alarm") == 3
-    said = capsys.readouterr()
-    assert said.out.startswith(r"ALARM run__\x1b[2Jall\u202e well: step 41: ")
-    assert (said.out + said.err).replace("\n", "").isprintable()
+    printed = capsys.readouterr()
+    assert printed.out.startswith(r"ALARM run__\x1b[2Jall\u202e well: step 41: ")
+    assert (printed.out + printed.err).replace("\n", "").isprintable()
 
 
 @pytest.fixture
@@ -449,11 +449,11 @@ def test_interrupted_it_ends_with_130(watching):
 
 
 def test_the_end_of_an_alarm_has_its_reason_where_the_detector_says_one():
-    said = []
-    watch = Watch(lambda: make_detector("calibrated"), said.append)
+    events = []
+    watch = Watch(lambda: make_detector("calibrated"), events.append)
     losses = [2.0 + 0.01 * (step % 3) for step in range(60)] + [4.0] * 4 + [2.0] * 20
     for step, loss in enumerate(losses):
         watch.take("run", Record(step=step, training_loss=loss))
-    assert said[0].event == "ALARM"
-    assert said[-1].event == "ENDED"
-    assert ": the loss came back" in said[-1].words
+    assert events[0].event == "ALARM"
+    assert events[-1].event == "ENDED"
+    assert ": the loss came back" in events[-1].words

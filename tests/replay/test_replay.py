@@ -1,4 +1,4 @@
-"""The replay script as users meet it: what it writes, what it says, its exit codes."""
+"""The replay script as users meet it: what it writes, what it prints, its exit codes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def replay(tmp_path, monkeypatch):
 
     def call(*arguments: object, plots: str = "none") -> tuple[int, Path]:
         given = []
-        for one in arguments:
-            given += map(str, one if isinstance(one, dict) else [one])
-            for name, text in one.items() if isinstance(one, dict) else ():
+        for argument in arguments:
+            given += map(str, argument if isinstance(argument, dict) else [argument])
+            for name, text in argument.items() if isinstance(argument, dict) else ():
                 Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
         return script.main([*given, "--out", "out", "--plots", plots]), tmp_path / "out"
 
@@ -131,10 +131,10 @@ def test_what_the_detectors_say_is_in_scores_summary_and_page(replay, monkeypatc
     assert len({len(line) for line in lines}) == 1
     assert summary(out, "run")["detectors"]["always"]["first_alarm_step"] == 1
     assert "Always alarm" in (out / "run" / "report.html").read_text()
-    said = summary(out, "run")["detectors"]["r_metric"]
-    assert (said["first_alarm_step"], said["num_alarms"]) == (15, 2)
-    assert said["num_records_in_alarm"] == summary(out, "run")["num_records_in_alert"]
-    assert "ΔL 0.70" in said["alarms"][0]["reason"]
+    entry = summary(out, "run")["detectors"]["r_metric"]
+    assert (entry["first_alarm_step"], entry["num_alarms"]) == (15, 2)
+    assert entry["num_records_in_alarm"] == summary(out, "run")["num_records_in_alert"]
+    assert "ΔL 0.70" in entry["alarms"][0]["reason"]
 
 
 def test_lead_is_given_under_each_protocol(replay):
@@ -189,7 +189,7 @@ def test_without_arguments_the_sample_logs_are_replayed(tmp_path, monkeypatch):
     assert (tmp_path / "results" / "replay" / "run" / "summary.json").is_file()
 
 
-def test_plots_are_drawn_for_the_first_runs_and_that_is_said(replay, tmp_path, capsys):
+def test_plots_are_drawn_for_the_first_runs_and_that_is_printed(replay, tmp_path, capsys):
     for name in "abc":
         (tmp_path / f"{name}.csv").write_text(GOOD)
     _, out = replay("*.csv", plots="1")
@@ -234,11 +234,11 @@ def test_a_run_s_name_writes_on_neither_terminal_nor_index(replay, capsys):
     bad = own_log("x").replace(b'"METRICS"', b'"METRICS","step":"\\u001b[2J"', 1)
     code, out = replay({"run.jsonl": own_log("\x1b[2Jall\nwell|<b>"), "bad.jsonl": bad})
     assert code == 1
-    said = capsys.readouterr()
-    assert r"\x1b[2Jall\nwell|<b>: " in said.out
+    printed = capsys.readouterr()
+    assert r"\x1b[2Jall\nwell|<b>: " in printed.out
     shown = (out / "index.md").read_text()
     assert r"| \\x1b[2Jall\\nwell\|\<b> |" in shown
-    assert (said.out + said.err + shown).replace("\n", "").isprintable()
+    assert (printed.out + printed.err + shown).replace("\n", "").isprintable()
 
 
 def test_a_run_without_a_name_of_its_own_has_its_file_s(replay):
@@ -426,7 +426,7 @@ def test_a_log_damaged_on_purpose_fails_alone_in_one_line(
         ('"threshold":0.57', '"threshold":1' + "0" * 400, "metric_settings are not understood"),
     ],
 )
-def test_settings_beyond_reason_are_not_taken_and_that_is_said_once(replay, before, after, note):
+def test_settings_beyond_reason_are_not_taken_and_that_is_noted_once(replay, before, after, note):
     text = own_log("run").decode()
     assert before in text
     code, out = replay({"run.jsonl": text.replace(before, after, 1)})

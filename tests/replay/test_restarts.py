@@ -101,7 +101,7 @@ def test_logs_that_may_be_of_other_runs_are_not_compared():
     assert restarts.of(other) == [], "it begins at the beginning"
 
 
-def test_what_is_no_restart_and_what_tells_nothing():
+def test_what_is_no_restart_and_what_proves_nothing():
     interleaved = [Record(step=s + 7 * (s % 2), training_loss=2.0) for s in range(200)]
     assert Restarts().of(Run(id="a", records=interleaved)) == []
     few = [Record(step=s, training_loss=2.0) for s in (1, 2, 3, 4, 5, 6, 3, 4)]
@@ -158,8 +158,8 @@ def test_a_run_in_two_logs_is_judged_as_one(tmp_path, capsys, name, first, joine
         (folder / log).write_text(text)
     out = tmp_path / "out"
     main(["replay", str(folder), "--out", str(out)])
-    said = capsys.readouterr().out
-    assert ("1 run: " in said, "judged as one run" in said) == (joined, joined)
+    output = capsys.readouterr().out
+    assert ("1 run: " in output, "judged as one run" in output) == (joined, joined)
     summaries = [json.loads(path.read_text()) for path in out.glob("*/summary.json")]
     if joined:
         [summary] = summaries

@@ -44,14 +44,14 @@ def metrics(tmp_path):
 def telemetry(tmp_path):
     """Two GPUs of node-03, of which the second falls off the bus 40 s before the cause."""
     path = tmp_path / "gpus.jsonl"
-    heard = [
+    events = [
         Reading(gpu=gpu, time=THEN - 600 + 60 * i, temperature_celsius=60)
         for i in range(12)
         for gpu in (0, 1)
     ]
-    heard.append(GpuSign(gpu=1, time=THEN - 40, kind="xid_79"))
-    heard.sort(key=lambda one: one.time)
-    path.write_bytes(b"".join(event_line(one, "node-03") for one in heard))
+    events.append(GpuSign(gpu=1, time=THEN - 40, kind="xid_79"))
+    events.sort(key=lambda event: event.time)
+    path.write_bytes(b"".join(event_line(event, "node-03") for event in events))
     return path
 
 
@@ -86,7 +86,7 @@ def test_it_says_what_the_verdict_says_and_without_a_training_log_has_no_script(
 )  # fmt: skip
 def test_each_outcome_has_its_page(diagnosis, words):
     text = Found(incident_page(diagnosis)).text
-    assert all(one in text for one in words)
+    assert all(word in text for word in words)
 
 
 def hostile(text):
@@ -133,7 +133,7 @@ def test_all_that_has_a_time_stands_on_one_axis(metrics, telemetry):
     assert "On the axis of time it is placed by step 431, which both tell." in found.text
     # The second axis is for moments that stick together alone.
     diagnosis = out_of_memory(job=job())
-    times = sorted(one.time for one in diagnosis.events)
+    times = sorted(event.time for event in diagnosis.events)
     beside = max(0.1 * (times[-1] - times[0]), 5.0)
     (_, near), _ = timelines(diagnosis, None, None)
     assert (near.start, near.end) == (times[0] - beside, times[-1] + beside)
@@ -142,7 +142,7 @@ def test_all_that_has_a_time_stands_on_one_axis(metrics, telemetry):
         assert len(timelines(replace(diagnosis, events=events), None, None)[0]) == 1
 
 
-def test_an_alarm_is_placed_by_the_step_that_both_logs_tell(metrics):
+def test_an_alarm_is_placed_by_the_step_that_both_logs_state(metrics):
     html = incident_page(out_of_memory(job=job()), metrics=metrics)
     lane = re.search(r'aria-label="Alarms of the calibrated detector">(.*?)</svg>', html, re.S)
     place = float(re.search(r'x1="([\d.]+)%"', lane[1])[1])
@@ -153,18 +153,18 @@ def test_an_alarm_is_placed_by_the_step_that_both_logs_tell(metrics):
     assert place == pytest.approx(100 * (time - first) / (last - first), abs=0.01)
 
 
-def test_the_logs_steps_are_drawn_into_the_loss_and_those_of_another_count_said(metrics):
+def test_the_logs_steps_are_drawn_into_the_loss_and_those_of_another_count_noted(metrics):
     found = Found(incident_page(out_of_memory(), metrics=metrics))
-    lines = {one["label"]: one["step"] for one in found.data["lines"]}
+    lines = {line["label"]: line["step"] for line in found.data["lines"]}
     assert lines["the logs' last step"] == 431
     assert lines["the logs' first iteration that differs"] == 429
     assert not any("as published" in label for label in lines)
     assert [panel["name"] for panel in found.data["panels"]] == ["loss", "score_calibrated"]
     assert "Its alarms are not on the axis of time" in found.text
     other = Found(incident_page(out_of_memory(iteration=10**7), metrics=metrics))
-    assert "the logs' last step" not in [one["label"] for one in other.data["lines"]]
-    said = "The logs' last step, 10,000,000, is not drawn: this log's steps are 1 to 431"
-    assert said in other.text
+    assert "the logs' last step" not in [line["label"] for line in other.data["lines"]]
+    note = "The logs' last step, 10,000,000, is not drawn: this log's steps are 1 to 431"
+    assert note in other.text
 
 
 def test_the_gpu_that_failed_is_set_beside_the_cause(telemetry):
@@ -177,7 +177,7 @@ def test_the_gpu_that_failed_is_set_beside_the_cause(telemetry):
     assert "The logs point to its node too." not in other.text
 
 
-def test_a_recording_of_another_day_is_said(telemetry):
+def test_a_recording_of_another_day_is_noted(telemetry):
     later = replace(
         out_of_memory(), time=THEN + 1e6, events=(evidence(time=THEN + 1e6),),
         job=dict(files=1, lines=1, first_time=THEN + 1e6 - 60, last_time=THEN + 1e6),

@@ -84,21 +84,21 @@ def test_the_detectors_alarm_goes_back_to_before_its_onset():
     assert same(rescued, twin)
 
 
-def test_a_detector_that_went_back_to_the_first_steps_is_told_what_came_before_the_evidence(
+def test_a_detector_that_went_back_to_the_first_steps_receives_what_came_before_the_evidence(
     monkeypatch,
 ):
-    told, update = [], CalibratedDetector.update
+    steps, update = [], CalibratedDetector.update
 
     def noted(detector, record):
-        told.append(record.step)
+        steps.append(record.step)
         return update(detector, record)
 
     monkeypatch.setattr(CalibratedDetector, "update", noted)
     config = RescueConfig(every=20, probation=5, far=20)
     rescued = train(Rescue(config), evidence_of=bad(15, since=12))
     assert [entry["to"] for entry in rescued["decisions"]] == [0]
-    again = told.index(1, 1)
-    assert told[again : again + 12] == [*range(1, 12), 1]
+    again = steps.index(1, 1)
+    assert steps[again : again + 12] == [*range(1, 12), 1]
 
 
 def test_the_cost_is_stated_before_the_first_step_and_memory_is_used_again(caplog, monkeypatch):

@@ -47,8 +47,8 @@ class Net(nn.Module):
         self.layer = nn.Linear(FEATURES, 1)
         self.fault, self.onset, self.end = fault, onset, onset + duration
         self.executed, self.optimizer = 0, None
-        for one in self.layer.parameters():
-            one.register_hook(self.changed)
+        for param in self.layer.parameters():
+            param.register_hook(self.changed)
 
     @property
     def acts(self):
@@ -127,7 +127,7 @@ def trained(trainer, folder, fault=None, onset=10**9, *, rescued=False, **more):
     other = Data(seed=2, noise=0.0)
     with torch.no_grad():
         error = nn.functional.mse_loss(net.layer(other.inputs), other.labels).item()
-    return error, [one.tolist() for one in net.parameters()], rescue
+    return error, [param.tolist() for param in net.parameters()], rescue
 
 
 @pytest.mark.long

@@ -168,15 +168,15 @@ def test_an_alarm_that_lasts_to_the_end_is_reported(caplog):
 
     rescued = train(Rescue(config), evidence_of=lasts)
     assert rescued["decisions"] == []
-    said = [r.message for r in caplog.records if "during an alarm" in r.message]
-    assert said == [
+    messages = [r.message for r in caplog.records if "during an alarm" in r.message]
+    assert messages == [
         "rmetric: rescue: the training ended during an alarm (it is bad): do not trust its weights "
         "since step 36"
     ]
 
 
 @pytest.mark.parametrize("tries", [0, 1])
-def test_a_run_without_a_snapshot_of_before_its_fault_is_told_once_that_rescue_gives_up(
+def test_a_run_without_a_snapshot_of_before_its_fault_is_warned_once_that_rescue_gives_up(
     tries, caplog
 ):
     """As where the onset turns out to be older than what is kept."""
@@ -190,17 +190,17 @@ def test_a_run_without_a_snapshot_of_before_its_fault_is_told_once_that_rescue_g
 
     rescued = train(rescue, evidence_of=lasts)
     assert actions(rescued) == ["go_back"] * tries
-    [said] = [each.message for each in caplog.records if "gives up" in each.message]
-    assert said.endswith(" is bad, and no snapshot of before step 0 is kept")
+    [message] = [each.message for each in caplog.records if "gives up" in each.message]
+    assert message.endswith(" is bad, and no snapshot of before step 0 is kept")
 
 
 def test_returns_for_the_same_reason_are_one_warning_until_the_hold(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     rescue = Rescue(replace(ALWAYS, budget=40), hold_folder=tmp_path)
     train(rescue, evidence_of=until_held(rescue))
-    told = [each for each in caplog.records if "rescue: went back" in each.message]
-    reasons = [each.message.rpartition("; try ")[0] for each in told]
-    assert len(told) > len(set(reasons)) > 0
-    warned = [each for each in told if each.levelno == logging.WARNING]
+    returns = [each for each in caplog.records if "rescue: went back" in each.message]
+    reasons = [each.message.rpartition("; try ")[0] for each in returns]
+    assert len(returns) > len(set(reasons)) > 0
+    warned = [each for each in returns if each.levelno == logging.WARNING]
     assert len(warned) == len(set(reasons))
     assert f"its good weights are in {tmp_path}" in caplog.text

@@ -13,7 +13,7 @@ from tests.rescue.trainings import NANS, SMALL, a_step, actions, bad, make_loade
 
 
 def messages(caplog, part):
-    return [one.getMessage() for one in caplog.records if part in one.getMessage()]
+    return [record.getMessage() for record in caplog.records if part in record.getMessage()]
 
 
 def test_a_loop_that_never_calls_it_between_two_steps_is_reported_once(caplog):
@@ -118,14 +118,14 @@ def test_wrong_arguments_are_refused_at_the_call(arguments, message):
 )
 @pytest.mark.parametrize("per_step", [1, 2])
 @pytest.mark.parametrize("kind", [iter, list])
-def test_steps_that_the_data_leave_out_are_told(kind, per_step, count, nans, words, caplog):
+def test_steps_that_the_data_leave_out_are_reported(kind, per_step, count, nans, words, caplog):
     """A list is iterated again, and so has an end only where it is empty."""
     batches = [batch for _ in range(5) for batch in make_loader()][: count * per_step]
     train(Rescue(SMALL), nans=nans, loader=kind(batches), per_step=per_step)
     if kind is list and batches:
         words = None
     found = messages(caplog, "with the data:")
-    assert [bool(re.search(words, one)) for one in found] == ([True] if words else [])
+    assert [bool(re.search(words, message)) for message in found] == ([True] if words else [])
 
 
 class RestoresItself(Stateful):
@@ -160,7 +160,7 @@ def test_the_batches_that_are_left_out_are_named_and_saved(per_step, restores_it
     )]  # fmt: skip
     assert named == [*numbers]
     saved = torch.load(second["data"]["file"], weights_only=True)
-    assert [18 * one["epoch"] + one["batch"] for one in saved] == [*numbers]
+    assert [18 * batch["epoch"] + batch["batch"] for batch in saved] == [*numbers]
 
 
 def test_a_monitor_that_breaks_in_mid_run_leaves_the_loop_its_end():
@@ -188,7 +188,7 @@ def test_a_resumed_loop_reports_where_its_data_begin(at, caplog):
     with caplog.at_level(logging.INFO, logger="rmetric"):
         assert next(iter(rescue.steps(make_loader(), 40)))[0] == at + 1
     found = messages(caplog, "first batch of the loader")
-    assert [f"step {at + 1}" in one for one in found] == [True] * bool(at)
+    assert [f"step {at + 1}" in message for message in found] == [True] * bool(at)
 
 
 @pytest.mark.parametrize("wrong", [False, True])

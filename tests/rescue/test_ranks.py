@@ -182,7 +182,7 @@ def asks(rank):
             found.append("left")
     rescues = Rescue(), Rescue()
     for rescue, distances in zip(rescues, [(10, 30, 20), (10, 30, None)], strict=True):
-        # Without a number it raises when it is asked.
+        # Without a number its pace raises when it is read.
         SnapshotPace.distance = property(lambda pace, own=distances[rank]: own + 0)
         found.append(train(rescue, kind="ddp", rank=rank, steps=60)["taken"][-1])
     return found, rescues[0].policy.every, [rescue.problem for rescue in rescues]

@@ -61,9 +61,9 @@ def test_the_log_has_each_step_once_and_each_decision_as_its_page_and_the_action
     assert {entry.pop("event") for entry in logged} == {"RESCUE"}
     assert [e["action"] for e in logged] == ["leave_out"] * 3 + ["go_back"]
     assert logged == rescue.decisions == entries
-    assert [one["step"] for one in entries_of(log, "METRICS")] == [*range(1, STEPS + 1)]
+    assert [entry["step"] for entry in entries_of(log, "METRICS")] == [*range(1, STEPS + 1)]
     left = entries_of(tmp_path / "run.jsonl.abandoned", "METRICS")
-    assert [one["step"] for one in left] == [*range(20, 26)]
+    assert [entry["step"] for entry in left] == [*range(20, 26)]
     assert before.entries == named.entries == [("tiny", entry) for entry in logged]
     assert other.entries == []
     assert plain
@@ -73,7 +73,7 @@ def test_the_log_has_each_step_once_and_each_decision_as_its_page_and_the_action
     assert all(entry["reason"] in found.text for entry in rescue.decisions)
     assert "Went back once, 3 steps left out" in found.text
     marked = [
-        (one["step"], one["label"]) for one in found.data["lines"] if one["kind"] == "decision"
+        (line["step"], line["label"]) for line in found.data["lines"] if line["kind"] == "decision"
     ]
     assert marked == [*((step, "left out") for step in (23, 24, 25)), (26, "went back to 20")]
 
@@ -138,8 +138,8 @@ class TestDashboards:
         board = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0, "tensors": 0})
         board.Reload()
         texts = board.Tensors("rmetric/rescue/text_summary")
-        said = [text.tensor_proto.string_val[0].decode() for text in texts]
-        assert said == [f"step {e['step']}: rescue: {e['reason']}" for e in rescue.decisions]
+        shown = [text.tensor_proto.string_val[0].decode() for text in texts]
+        assert shown == [f"step {e['step']}: rescue: {e['reason']}" for e in rescue.decisions]
         counted = board.Scalars("rmetric/rescue_decisions/leave_out")
         assert [event.value for event in counted] == [1, 2, 3]
         [back] = board.Scalars("rmetric/rescue_decisions/go_back")
@@ -153,9 +153,9 @@ def samples(text):
     from prometheus_client.parser import text_string_to_metric_families
 
     return {
-        (one.name, *(v for k, v in sorted(one.labels.items()) if k != "run")): one.value
+        (sample.name, *(v for k, v in sorted(sample.labels.items()) if k != "run")): sample.value
         for family in text_string_to_metric_families(text)
-        for one in family.samples
+        for sample in family.samples
     }
 
 

@@ -145,12 +145,12 @@ def test_a_loader_that_restores_itself_leaves_out_what_is_to_come():
     course, used = at_step_2(RestoresItself())
     assert used == [0, 1]
     course.data.left_out = [(3, 6)]
-    told = course.data.resume_state()
-    assert told == {"epoch": 0, "batch": 2, "left_out": [[1, 4]]}
+    state = course.data.resume_state()
+    assert state == {"epoch": 0, "batch": 2, "left_out": [[1, 4]]}
     resumed = RestoresItself()
     resumed.load_state_dict(course.data.loader.state_dict())
     after = Course(resumed)
-    after.data.resume(told)
+    after.data.resume(state)
     assert [int(after.of_step(step)[0][0][0, 0]) for step in (1, 2, 3)] == [2, 6, 7]
 
 

@@ -139,7 +139,7 @@ def hugging_face(folder, actions=None, *, wrong=(), **settings):
     trainer = in_trainer(
         "hugging_face", RMetricCallback, notes, net, folder, actions, **usual | settings
     )
-    history = [one for one in trainer.state.log_history if "loss" in one or "eval_loss" in one]
+    history = [row for row in trainer.state.log_history if "loss" in row or "eval_loss" in row]
     return Outcome(
         flat_weights(net), trainer.state.global_step, net.seen, history, notes.calls, folder / "out"
     )

@@ -176,9 +176,9 @@ def flat(model):
     return training.flat(t.float() for t in model.state_dict().values()).tolist()
 
 
-def same(one, other):
+def same(first, second):
     keys = ("weights", "rate", "scale", "random")
-    return {key: one[key] == other[key] for key in keys} == dict.fromkeys(keys, True)
+    return {key: first[key] == second[key] for key in keys} == dict.fromkeys(keys, True)
 
 
 def actions(outcome):

@@ -19,14 +19,14 @@ from rmetric.telemetry.sources import JudgedGpus
 
 
 class FakeTelemetry(JudgedGpus):
-    def __init__(self, *heard):
+    def __init__(self, *events):
         super().__init__()
-        for node, one in heard:
-            self.process(node, one)
+        for node, event in events:
+            self.process(node, event)
 
 
-def metrics(*heard):
-    return PrometheusCollector(FakeTelemetry(*heard))
+def metrics(*events):
+    return PrometheusCollector(FakeTelemetry(*events))
 
 
 WELL = Reading(
@@ -84,10 +84,10 @@ class TestText:
         assert [value(found, "level", level=name) for name in LEVELS] == [1, 0, 0]
         assert [value(found, "action", action=name) for name in ACTIONS] == [1, 0, 0, 0, 0, 0]
 
-    def test_every_quantity_of_a_reading_is_told(self):
-        told = {name for metric in METRICS for name in metric.fields or {metric.name}}
+    def test_every_quantity_of_a_reading_is_exported(self):
+        exported = {name for metric in METRICS for name in metric.fields or {metric.name}}
         others = {"gpu", "time", "throttle_reasons"}
-        assert told | others >= set(Reading.__dataclass_fields__)
+        assert exported | others >= set(Reading.__dataclass_fields__)
 
     def test_what_is_missing_has_no_sample(self):
         found = samples(exposition(metrics(("a", Reading(gpu=3, time=0.0)))))

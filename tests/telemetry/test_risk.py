@@ -37,7 +37,7 @@ def scored(history, config=None, **last):
     """The risk after a history, whose last reading has `last` in place of its own."""
     score = RiskScore(config)
     history = [*history[:-1], history[-1] | last]
-    return [score.update(reading(10.0 * n, **one)) for n, one in enumerate(history)][-1]
+    return [score.update(reading(10.0 * n, **fields)) for n, fields in enumerate(history)][-1]
 
 
 class TestLaws:
@@ -70,9 +70,9 @@ class TestLaws:
         st.integers(0, 100),
         st.integers(0, 100),
     )
-    def test_what_is_worse_is_never_less_at_risk(self, history, name, one, other):
+    def test_what_is_worse_is_never_less_at_risk(self, history, name, first, second):
         """Also a lower utilisation."""
-        low, high = sorted((one, other))
+        low, high = sorted((first, second))
         assert scored(history, **{name: low}).value <= scored(history, **{name: high}).value + 1e-12
         idle = scored(history, utilisation_percent=low).value
         assert idle is None or idle >= scored(history, utilisation_percent=high).value - 1e-12
@@ -177,10 +177,10 @@ class TestReading:
         )
     )
     def test_json_gives_the_reading_back(self, some):
-        one = replace(reading(5.0), **some)
-        entry = one.as_json()
+        original = replace(reading(5.0), **some)
+        entry = original.as_json()
         assert None not in entry.values()
-        assert Reading.from_json(entry | {"event": "READING", "node": "a"}) == one
+        assert Reading.from_json(entry | {"event": "READING", "node": "a"}) == original
 
     @pytest.mark.parametrize(
         ("entry", "problem"),

@@ -37,14 +37,14 @@ class TestCatalogue:
 
     def test_the_page_lists_the_catalogue_and_the_rules(self):
         page = PAGE.read_text()
-        for one in CATALOGUE.values():
-            action = one.action.replace("_", " ")
-            assert f"| {one.number} | {one.words} | {one.about} | {one.level} | {action} |" in page
+        for row in CATALOGUE.values():
+            action = row.action.replace("_", " ")
+            assert f"| {row.number} | {row.words} | {row.about} | {row.level} | {action} |" in page
         for rule in RULES.values():
             action = rule.action.replace("_", " ")
             assert f"| `{rule.kind}` | {rule.words} | {rule.level} | {action} |" in page
 
-    def test_the_page_tells_what_was_measured(self):
+    def test_the_page_states_what_was_measured(self):
         measured = json.loads(BENCHMARK.read_text())["measured"]
         for watch in measured["watches"]:
             number = f"{watch['gpus']} GPU{'s' * (watch['gpus'] > 1)}"
@@ -120,7 +120,7 @@ class TestJudge:
             judge.take(Reading(gpu=0, time=float(n), ecc_uncorrected_errors=count))
             for n, count in enumerate(counts)
         ]
-        assert [one.level for one in verdicts] == ["healthy", "healthy", "fatal"]
+        assert [verdict.level for verdict in verdicts] == ["healthy", "healthy", "fatal"]
 
     def test_an_explanation_in_full(self):
         judge = Judge(0, config=RiskConfig(threshold=0.3))

@@ -13,8 +13,8 @@ from rmetric.telemetry.sources import AllSources, GpuWatch, ReplayedReadings, Ve
 T = 1_800_000_000.0
 
 
-def recording(path, *heard):
-    path.write_bytes(b"".join(event_line(one, node) for node, one in heard))
+def recording(path, *events):
+    path.write_bytes(b"".join(event_line(event, node) for node, event in events))
     return path
 
 
@@ -23,10 +23,10 @@ def readings(node="a", times=(0, 10, 20), gpu=0):
 
 
 class TestPlayed:
-    def test_every_change_is_told_in_order_even_at_once(self, tmp_path):
+    def test_every_change_is_reported_in_order_even_at_once(self, tmp_path):
         signs = [GpuSign(gpu=0, time=T + n, kind=f"xid_{x}") for n, x in ((20, 63), (21, 79))]
         path = recording(tmp_path / "r.jsonl", *readings(), *(("a", sign) for sign in signs))
-        levels = [one.level for one in ReplayedReadings(path).poll()]
+        levels = [change.level for change in ReplayedReadings(path).poll()]
         assert levels == ["healthy", "risk", "fatal"]
 
     def test_what_was_recorded_while_playing_is_the_recording(self, tmp_path):
@@ -67,14 +67,14 @@ def verdict(level="healthy", gpu=0, node="n1", time=T):
 
 class TestFollowed:
     @given(st.lists(st.sampled_from(LEVELS), max_size=12), st.lists(st.integers(0, 3000)))
-    def test_wherever_it_is_cut_the_same_is_told(self, tmp_path_factory, levels, cuts):
+    def test_wherever_it_is_cut_the_same_is_reported(self, tmp_path_factory, levels, cuts):
         folder = tmp_path_factory.mktemp("telemetry")
         whole = b"".join(verdict_line(verdict(level)) for level in levels)
-        source, told = VerdictFiles(folder), []
+        source, polled = VerdictFiles(folder), []
         for cut in [*sorted(cuts), len(whole)]:
             (folder / "n.jsonl").write_bytes(whole[:cut])
-            told += [one.level for one in source.poll()]
-        assert told == [x for n, x in enumerate(levels) if n == 0 or levels[n - 1] != x]
+            polled += [change.level for change in source.poll()]
+        assert polled == [x for n, x in enumerate(levels) if n == 0 or levels[n - 1] != x]
 
     def test_a_file_that_was_replaced_is_read_again(self, tmp_path):
         path, source = tmp_path / "n1.jsonl", VerdictFiles(tmp_path)
@@ -83,13 +83,13 @@ class TestFollowed:
         part = tmp_path / "part"
         part.write_bytes(verdict_line(verdict("risk")))
         part.replace(path)
-        assert [one.level for one in source.poll()] == ["risk"]
+        assert [change.level for change in source.poll()] == ["risk"]
 
     def test_a_line_that_cannot_be_read_is_a_problem_and_no_end(self, tmp_path):
         path = tmp_path / "n1.jsonl"
         path.write_bytes(b"\x00\xff\n" + verdict_line(verdict("fatal")))
         source = VerdictFiles(tmp_path)
-        assert [one.level for one in source.poll()] == ["fatal"]
+        assert [change.level for change in source.poll()] == ["fatal"]
         assert "n1.jsonl" in source.problem
 
 
@@ -98,7 +98,7 @@ class TestTogether:
         (tmp_path / "n1.jsonl").write_bytes(b"oops\n" + verdict_line(verdict("fatal")))
         played = recording(tmp_path / "r", *readings("n2"))
         source = AllSources([VerdictFiles(tmp_path), ReplayedReadings(played)])
-        assert [one.key for one in source.poll()] == ["n1:0", "n2:0"]
+        assert [change.key for change in source.poll()] == ["n1:0", "n2:0"]
         assert set(source.verdicts()) == {"n1:0", "n2:0"}
         assert "oops" in source.problem
         source.close()

@@ -40,7 +40,7 @@ class TestHistories:
         assert seen["states"][-1] == [True, None]
 
     @pytest.mark.parametrize(
-        ("history", "told"),
+        ("history", "events"),
         [
             ([(5, 0, "throttle", SLOWDOWN)], ["hardware_slowdown"]),
             ([(t, 0, "ecc_corrected", 100 * t) for t in range(5, 15)], ["ecc_corrected"] * 10),
@@ -57,8 +57,8 @@ class TestHistories:
               (1, 0, "throttle", SLOWDOWN)], []),
         ],
     )  # fmt: skip
-    def test_each_fault_has_its_event(self, nvml, history, told):
-        assert kinds(play(nvml, history, ticks=20)) == told
+    def test_each_fault_has_its_event(self, nvml, history, events):
+        assert kinds(play(nvml, history, ticks=20)) == events
 
     def test_an_older_gpu_retires_pages(self, nvml):
         history = [(1, 0, "retired", 2), (1, 0, "retirement_pending", 0), (1, 0, "remapped", -1)]
@@ -68,7 +68,7 @@ class TestHistories:
         assert seen["readings"][0]["retired_pages"] == 3
         assert seen["readings"][0]["row_remap_failed"] is None
 
-    def test_an_xid_told_again_and_again_is_one_incident(self, nvml):
+    def test_an_xid_reported_again_and_again_is_one_incident(self, nvml):
         history = [(t, 0, "xid", 94) for t in range(5, 25)]
         assert kinds(play(nvml, history, ticks=30)) == ["xid_94"]
         assert kinds(play(nvml, history, ticks=30, quiet=0.0)) == ["xid_94"] * 20
@@ -108,7 +108,7 @@ class TestHistories:
         assert seen["states"][-1] == [True, None]
         assert kinds(seen) == ["xid_79"]
 
-    def test_what_a_gpu_does_not_tell_is_missing_and_not_zero(self, nvml):
+    def test_what_a_gpu_does_not_report_is_missing_and_not_zero(self, nvml):
         names = ("temperature", "power", "ecc_corrected", "remapped", "replays", "throttle")
         names += ("sm_clock", "memory_clock_max", "ecc_uncorrected_lifetime", "links", "recovery")
         seen = play(nvml, [(1, 0, name, -1) for name in names], ticks=5)
@@ -178,7 +178,7 @@ class TestHistories:
 
 
 def gists(seen, gpu=0):
-    return [(one["level"], one["action"]) for one in seen["verdicts"] if one["gpu"] == gpu]
+    return [(entry["level"], entry["action"]) for entry in seen["verdicts"] if entry["gpu"] == gpu]
 
 
 def a_healthy_day():
@@ -216,7 +216,7 @@ class TestVerdicts:
         assert seen["verdicts"][1]["risk"] <= 0.25
 
     @pytest.mark.parametrize(
-        ("history", "told"),
+        ("history", "verdicts"),
         [
             ([(1, 0, "ecc_uncorrected", 5)], [("healthy", "none")]),  # errors of before
             # A contained error that comes while GPUs are read is never fatal.
@@ -233,13 +233,13 @@ class TestVerdicts:
         ],
         ids=["before", "contained", "remap", "advice", "reset"],
     )  # fmt: skip
-    def test_the_verdicts_of_a_history(self, nvml, history, told):
-        assert gists(play_verdicts(nvml, history, ticks=30)) == told
+    def test_the_verdicts_of_a_history(self, nvml, history, verdicts):
+        assert gists(play_verdicts(nvml, history, ticks=30)) == verdicts
 
     def test_a_contained_error_excuses_the_counter_beside_it_for_good(self, nvml):
         history = [(5, 0, "xid", 94), (6, 0, "ecc_uncorrected", 1), (6, 0, "remap_pending", 1)]
         seen = play_verdicts(nvml, history, ticks=100)
-        assert [one["rules"] for one in seen["verdicts"]] == [
+        assert [entry["rules"] for entry in seen["verdicts"]] == [
             [],
             ["xid_94"],
             ["row_remap_pending", "xid_94"],
@@ -322,7 +322,7 @@ class TestWithoutNvml:
             ("code", "division"),
         ],
     )
-    def test_whatever_is_missing_is_told_and_stays_in_the_thread(
+    def test_whatever_is_missing_is_reported_and_stays_in_the_thread(
         self, monkeypatch, broken, problem
     ):
         pynvml = pytest.importorskip("pynvml")
@@ -350,18 +350,18 @@ class TestChanges:
         known = None
         for time, value in enumerate(values):
             rose = value is not None and known is not None and value > known
-            told = changes.update(Reading(gpu=0, time=float(time), **{counter: value}))
-            assert told == [RISES[counter]] * rose
+            events = changes.update(Reading(gpu=0, time=float(time), **{counter: value}))
+            assert events == [RISES[counter]] * rose
             known = known if value is None else value
 
     @given(st.lists(st.booleans(), min_size=1))
     def test_a_state_that_flickers_within_the_quiet_time_is_one_event(self, flags):
         changes = Changes(quiet=60.0)
-        told = [
+        events = [
             changes.update(Reading(gpu=0, time=float(time), row_remap_pending=flag))
             for time, flag in enumerate(flags)
         ]
-        assert sum(map(len, told)) == (not flags[0] and any(flags))
+        assert sum(map(len, events)) == (not flags[0] and any(flags))
 
 
 class TestFailureRate:

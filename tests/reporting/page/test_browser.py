@@ -1,4 +1,4 @@
-"""The pages in a real browser, which is asked what it shows: headless Chromium."""
+"""The pages in a real browser, whose view is checked: headless Chromium."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def chromium(tmp_path_factory):
 
 @pytest.fixture
 def browser(chromium, tmp_path):
-    """Open a page from disk; what it asked for and complained of is looked at afterwards."""
+    """Open a page from disk; its requests and errors are checked afterwards."""
 
     def visit(html: str, size: tuple[int, int] = DESK, scheme: str = "light"):
         path = tmp_path / "page.html"
@@ -70,9 +70,9 @@ def browser(chromium, tmp_path):
     events = [json.loads(entry["message"])["message"] for entry in chromium.get_log("performance")]
     sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
     # The browser's own first page may still be loading.
-    asked = [e["request"]["url"] for e in sent if e["documentURL"].startswith("file:")]
-    assert asked, "the page itself is asked for"
-    assert all(url.startswith(("file:", "data:")) for url in asked), asked
+    urls = [e["request"]["url"] for e in sent if e["documentURL"].startswith("file:")]
+    assert urls, "the page itself is asked for"
+    assert all(url.startswith(("file:", "data:")) for url in urls), urls
 
 
 def view(browser) -> list[float]:
@@ -184,7 +184,7 @@ def test_the_keyboard_zooms_pans_points_and_changes_the_scale(browser):
     assert panel.get_attribute("data-scale") == "linear"
 
 
-def test_nan_and_inf_are_told_by_name(browser):
+def test_nan_and_inf_are_shown_by_name(browser):
     shown = browser(page(eventful_run()))
     value = shown.find_element(By.CSS_SELECTOR, "[data-panel=loss] .legend b")
     for step, word in ((395, "nan"), (397, "inf")):

@@ -78,10 +78,10 @@ def test_the_line_has_the_form_of_the_schema():
 
 
 class TestPage:
-    def test_the_charts_mark_each_decision_and_card_and_table_tell_them(self, log):
+    def test_the_charts_mark_each_decision_and_card_and_table_show_them(self, log):
         found = Found(page(read_log(log).runs[0]))
-        lines = [one for one in found.data["lines"] if one["kind"] == "decision"]
-        assert [(one["x"], one["label"]) for one in lines] == [
+        lines = [line for line in found.data["lines"] if line["kind"] == "decision"]
+        assert [(line["x"], line["label"]) for line in lines] == [
             (698, "left out"),
             (713, "went back to 690"),
         ]
@@ -99,8 +99,8 @@ class TestPage:
         entries = (BACK, LEFT, BACK, BACK | {"reason": HOSTILE}, HELD)
         html = page(read_log(write_log(tmp_path / "run.jsonl", *entries, last=720)).runs[0])
         found = Found(html)
-        lines = [one for one in found.data["lines"] if one["kind"] == "decision"]
-        assert [one["label"] for one in lines] == [
+        lines = [line for line in found.data["lines"] if line["kind"] == "decision"]
+        assert [line["label"] for line in lines] == [
             "went back to 690, 3 times", "left out", "held at 690"
         ]  # fmt: skip
         assert lines[-1]["x"] == 740 < found.data["range"][1]
@@ -110,7 +110,7 @@ class TestPage:
     def test_a_page_of_very_many_stays_small_and_counts_them(self, tmp_path):
         left = [LEFT | {"step": step} for step in range(1, 901)]
         found = Found(page(read_log(write_log(tmp_path / "run.jsonl", *left, BACK)).runs[0]))
-        lines = [one for one in found.data["lines"] if one["kind"] == "decision"]
+        lines = [line for line in found.data["lines"] if line["kind"] == "decision"]
         assert (len(lines), lines[-1]["label"]) == (30, "went back to 690")
         assert "801 more" in found.text
 
@@ -127,7 +127,7 @@ class TestPage:
         folder = tmp_path / "out" / "tiny"
         assert WHY in Found((folder / "report.html").read_text()).text
         summary = json.loads((folder / "summary.json").read_text())
-        assert [one["step"] for one in summary["decisions"]] == [698, 713]
+        assert [entry["step"] for entry in summary["decisions"]] == [698, 713]
 
 
 def test_an_incident_s_page_has_the_decisions_on_its_charts_and_its_timeline(log):
@@ -140,7 +140,7 @@ def test_an_incident_s_page_has_the_decisions_on_its_charts_and_its_timeline(log
     assert "Decisions of the rescue" in found.text
     assert f"step 713: {WHY}" in found.text  # of the mark
     assert "Decisions and alerts in the log" in found.text
-    assert any(one["kind"] == "decision" for one in found.data["lines"])
+    assert any(line["kind"] == "decision" for line in found.data["lines"])
 
 
 def test_a_return_stands_on_the_timeline_where_the_records_after_it_begin(log):

@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[3] / "rmetric" / "reporting" / "page"
 
 
 class Judging:
-    """A detector with all that a calibrated one may tell."""
+    """A detector with all that a calibrated one may report."""
 
     def __init__(self) -> None:
         self.score, self.alarm, self.reason, self.verdict = nan, False, "", "healthy"
@@ -72,7 +72,7 @@ def test_nothing_in_a_log_becomes_markup():
 def test_a_detector_s_words_are_text_too(judging):
     html = page(flat_run(), judging)
     assert HOSTILE not in html
-    labels = [one["label"] for panel in Found(html).data["panels"] for one in panel["series"]]
+    labels = [curve["label"] for panel in Found(html).data["panels"] for curve in panel["series"]]
     assert HOSTILE in labels
 
 
@@ -137,7 +137,7 @@ def test_the_top_says_what_the_detectors_say_and_what_happened(judging):
 
 
 @pytest.mark.parametrize(
-    ("truth", "said", "tone"),
+    ("truth", "judgement", "tone"),
     [
         ({"onset_step": 5, "failure_step": 18}, "7 steps before the fail", "good"),
         ({"onset_step": 15, "failure_step": 18}, "4 steps before the fault", "bad"),
@@ -148,11 +148,11 @@ def test_the_top_says_what_the_detectors_say_and_what_happened(judging):
         ({}, "", "plain"),
     ],
 )
-def test_an_alarm_at_step_11_is_judged_by_the_causal_rule(judging, truth, said, tone):
+def test_an_alarm_at_step_11_is_judged_by_the_causal_rule(judging, truth, judgement, tone):
     run = flat_run(**{"outcome": "failed"} | truth if truth else {})
     summary = summarise(run, trace_with_reasons(judging, run))
-    assert said in summary.judgement
-    assert bool(summary.judgement) == bool(said)
+    assert judgement in summary.judgement
+    assert bool(summary.judgement) == bool(judgement)
     assert summary.tone == tone
 
 
@@ -185,9 +185,9 @@ def test_an_alarm_has_its_end_and_why_and_a_lasting_one_has_none():
     trace = trace_with_reasons("calibrated", run)
     alarms = [(alarm.step, alarm.until, alarm.ended) for alarm in trace.began]
     assert alarms == [(63, 66, ""), (67, 69, "the loss came back to 2"), (86, None, "")]
-    said = summarise(run, trace)
-    assert "too early to tell" in said.headline
-    assert said.details[:2] == [
+    summary = summarise(run, trace)
+    assert "too early to tell" in summary.headline
+    assert summary.details[:2] == [
         "Judged recovering spike from step 67.", "Over at step 70: the loss came back to 2.",
     ]  # fmt: skip
     published = trace_of_r_metric(score_run(eventful_run()))
@@ -223,7 +223,7 @@ def test_a_score_of_nan_does_not_flatten_the_rest():
     assert panels["loss"]["cap"] is None
 
 
-def test_the_page_tells_how_to_make_it_again():
+def test_the_page_shows_how_to_make_it_again():
     found = Found(page(eventful_run(), command="python replay.py 'a b.csv' --map loss=x"))
     assert "python replay.py 'a b.csv' --map loss=x" in found.text
     assert "ab" * 32 in found.text
@@ -267,10 +267,10 @@ def test_many_workers_are_three_curves_and_a_nan_among_them_is_seen():
     records = [Record(step=s, worker_gradient_norms=n) for s, n in enumerate(norms)]
     data = Found(page(Run(id="x", records=records))).data
     (panel,) = [p for p in data["panels"] if p["name"] == "workers"]
-    assert [(one["label"], one["y"]) for one in panel["series"]] == [
+    assert [(curve["label"], curve["y"]) for curve in panel["series"]] == [
         ("smallest", [1, None]), ("median", [10.5, None]), ("greatest", [20, None]),
     ]  # fmt: skip
-    assert all(one["marks"] == {"nan": [1]} for one in panel["series"])
+    assert all(curve["marks"] == {"nan": [1]} for curve in panel["series"])
 
 
 def test_where_steps_fall_back_the_axis_counts_records_and_says_so():
@@ -353,7 +353,7 @@ def row(**known) -> dict:
     return dict.fromkeys(INDEX_COLUMNS, "") | default | known
 
 
-def test_the_index_links_runs_and_tells_why_files_failed():
+def test_the_index_links_runs_and_shows_why_files_failed():
     rows = [
         row(id="one", folder="one 1", outcome="failed", first_alert_step=30, failure_step=40),
         row(id="two", folder="two", outcome="healthy"),
@@ -416,7 +416,7 @@ def lines_of(run: Run, verdict) -> list:
     return charts_of(scored, [trace_of_r_metric(scored)], verdict).lines
 
 
-def test_each_spike_has_a_mark_that_tells_which_it_is():
+def test_each_spike_has_a_mark_that_shows_which_it_is():
     run = course(200, 300)
     lines = lines_of(run, judge_run(run.records))
     assert [(line.step, line.tag) for line in lines if line.kind == "event"] == [
