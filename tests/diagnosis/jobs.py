@@ -59,9 +59,9 @@ class Maker:
             match.events.add(entry.event)
         return entry
 
-    def _count(self, stream, entry, text):
+    def _count(self, stream, entry, key):
         if entry.event == len(self.job.events):
-            self.job.events.append(Event(number=entry.event, text=text, first=entry, last=entry))
+            self.job.events.append(Event(number=entry.event, template=key, first=entry, last=entry))
         event = self.job.events[entry.event]
         event.last = entry
         event.counts[stream.name] = event.counts.get(stream.name, 0) + 1
