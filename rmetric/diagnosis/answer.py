@@ -68,7 +68,7 @@ LOSSES_HINT = "Losses are not evaluated here; use rmetric replay."
 JOB_ENDED_HINT = (
     "If the job has ended, check the scheduler's record and the node's kernel log (OOM kill)."
 )
-#: Feature -> what it says of an answer that it carries.
+#: Feature -> the reason that it gives for an answer.
 BECAUSE = {
     "confidence": "the line states it plainly",
     "consequence": "it follows from no other fault",
@@ -93,9 +93,9 @@ class Weighed:
     @cached_property
     def hypotheses(self) -> Sequence[tuple[Hypothesis, float]]:
         """The likeliest first, each with its probability."""
-        each = hypotheses(self.scene, self.rows, self.ranked)
-        shares = probabilities([score(one.features, self.model.causes) for one in each])
-        return sorted(zip(each, shares, strict=True), key=lambda one: -round(one[1], 6))
+        guesses = hypotheses(self.scene, self.rows, self.ranked)
+        shares = probabilities([score(guess.features, self.model.causes) for guess in guesses])
+        return sorted(zip(guesses, shares, strict=True), key=lambda pair: -round(pair[1], 6))
 
     @property
     def job(self) -> Job:
@@ -104,7 +104,7 @@ class Weighed:
     @cached_property
     def faults(self) -> list[Fault]:
         """Known faults, the likeliest first."""
-        return [one.fault for one, _ in self.hypotheses if one.fault]
+        return [hypothesis.fault for hypothesis, _ in self.hypotheses if hypothesis.fault]
 
     @cached_property
     def unusual(self) -> Unusual:
@@ -125,7 +125,7 @@ class Weighed:
     def _explained(self, lead: Fault) -> Diagnosis:
         signature = lead.signature
         why = how_often(lead, self.job)
-        if any(one.follows == signature.id for one in self.faults):
+        if any(fault.follows == signature.id for fault in self.faults):
             why += ", before all other faults"
         if lead.role == "echo":
             why += "; reported by ranks that lost a peer; the cause itself left no line"
@@ -145,15 +145,15 @@ class Weighed:
             stage=self.stage_of(self.hypotheses[0][0]),
         )
 
-    def stage_of(self, one: Hypothesis) -> str:
+    def stage_of(self, guess: Hypothesis) -> str:
         """The stage of the job at the failure, if a hypothesis is right."""
-        if one.fault is not None:
-            return stage_of_failure(self.scene, [one.fault, *self.faults], one.fault.first)
+        if guess.fault is not None:
+            return stage_of_failure(self.scene, [guess.fault, *self.faults], guess.fault.first)
         odd = self.scene.odd_stacks
-        told = [odd[each.name].awaits for each in named(self.ranked) if each.name in odd]
-        told += [each.stage for each in one.rows]
-        place = self._place_of(one.rows[0])
-        return next(filter(None, told), "") or stage_of_failure(self.scene, self.faults, place)
+        stages = [odd[suspect.name].awaits for suspect in named(self.ranked) if suspect.name in odd]
+        stages += [row.stage for row in guess.rows]
+        place = self._place_of(guess.rows[0])
+        return next(filter(None, stages), "") or stage_of_failure(self.scene, self.faults, place)
 
     def _place_of(self, row: Row) -> Occurrence | None:
         """The entry that shows an inferred cause best."""
@@ -162,18 +162,18 @@ class Weighed:
 
     def _inferred(self, first: Hypothesis) -> Diagnosis:
         cause, row = inferred_causes()[first.id], first.rows[0]
-        suspect = next((one for one in self.ranked if one.name == row.target), None)
+        suspect = next((suspect for suspect in self.ranked if suspect.name == row.target), None)
         who, nodes = "one rank", named(self.ranked)
         if suspect is not None:
             on_node = suspect.node and suspect.node not in suspect.name
             who = f"{suspect.name} on {suspect.node}" if on_node else suspect.name
-            if suspect.rank is not None or suspect not in nodes:  # a rank tells more than its node
-                nodes = (suspect, *(one for one in nodes if one is not suspect))
-        more = [one.words for one in first.rows[1:] if not one.target]
+            if suspect.rank is not None or suspect not in nodes:  # a rank is more than its node
+                nodes = (suspect, *(node for node in nodes if node is not suspect))
+        more = [other.words for other in first.rows[1:] if not other.target]
         if self.faults:
-            ended = min(self.faults, key=lambda one: (one.role != "ending", bool(one.follows)))
+            end = min(self.faults, key=lambda fault: (fault.role != "ending", bool(fault.follows)))
             by = "ended by" if first.id in (HUNG, NOT_FINITE) else "followed by"
-            more.append(f"{by}: {ended.signature.title}")
+            more.append(f"{by}: {end.signature.title}")
         return self._result(
             kind="hang" if first.id == HUNG else "inferred",
             strength=suspect.score if suspect is not None else 1.0,
@@ -201,7 +201,7 @@ class Weighed:
         )
 
     def _no_failure(self) -> Diagnosis:
-        """No fault stands out: the job went well, or its logs do not tell."""
+        """No fault stands out: the job went well, or its logs do not state how."""
         job, numbers, odd = self.job, self.unusual.numbers, self.unusual.events
         apart = {place.stream for place, _ in numbers}
         healthy: dict[str, Any] = {
@@ -209,7 +209,7 @@ class Weighed:
             "title": "No failure found",
             "place": job.succeeded,
             "events": self._of_odd(numbers),
-            "nodes": named([one for one in self.ranked if one.name in apart]),
+            "nodes": named([suspect for suspect in self.ranked if suspect.name in apart]),
         }
         unknown: dict[str, Any] = {
             "kind": "unknown",
@@ -229,7 +229,7 @@ class Weighed:
             healthy |= {"title": f"No failure found{short}", "to_do": (JOB_ENDED_HINT, LOSSES_HINT)}
             why = "no failure found; the job may still run or was killed, or the log is cut"
             return self._result(kind="log stops", why=why, **healthy)
-        losses = any(one.count > 1 and LOSS.search(one.template) for one in job.events)
+        losses = any(event.count > 1 and LOSS.search(event.template) for event in job.events)
         if job.trained or losses:
             kind = "no failure" if job.trained else "log stops"
             return self._result(kind=kind, why=NO_FAILURE_FOUND, to_do=(LOSSES_HINT,), **healthy)
@@ -241,20 +241,20 @@ class Weighed:
     def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:
         """Those of the faults, errors that first occur with them, and `odd` ones; each once."""
         found, shown = self.unusual, self._of_causes()
-        lines = {(one.file, one.line) for one in shown}
-        templates = {one.template for one in shown}
+        lines = {(event.file, event.line) for event in shown}
+        templates = {event.template for event in shown}
         more: list[tuple[int | Occurrence, str]]
         more = [*found.numbers, *found.slow, *[*found.errors, *odd][:MAX_EVENTS]]
-        for one in self._of_odd(more):
-            if (one.file, one.line) not in lines and one.template not in templates:
-                shown.append(one)
+        for event in self._of_odd(more):
+            if (event.file, event.line) not in lines and event.template not in templates:
+                shown.append(event)
         return tuple(shown[:MAX_EVENTS])
 
     def _of_causes(self) -> list[Evidence]:
         """One for each event that a cause matched, the causes first; generic ones if no other."""
         shown: dict[int, Evidence] = {}
-        likely = [one for one in self.faults if one.signature.rank and one.confidence >= LEAST]
-        for cause in sorted(likely or self.faults, key=lambda one: _ORDER.index(one.role)):
+        top = [fault for fault in self.faults if fault.signature.rank and fault.confidence >= LEAST]
+        for cause in sorted(top or self.faults, key=lambda fault: _ORDER.index(fault.role)):
             for number in sorted(cause.events - shown.keys()):
                 matches = [match for match in cause.matches if number in match.events]
                 firsts = [match.first for match in matches if match.first.event == number]
@@ -266,11 +266,11 @@ class Weighed:
     def _of_odd(self, odd: Iterable[tuple[int | Occurrence, str]]) -> tuple[Evidence, ...]:
         """Events by number, or single entries, that a pattern found, with its reason; each once."""
         shown: dict[int, Evidence] = {}
-        for one, why in odd:
-            event = self.job.events[one if isinstance(one, int) else one.event]
+        for ref, why in odd:
+            event = self.job.events[ref if isinstance(ref, int) else ref.event]
             if event.number not in shown:
                 often = sorted(event.counts, key=lambda name: (-event.counts[name], name))
-                first, who = (event.first, often) if isinstance(one, int) else (one, [one.stream])
+                first, who = (event.first, often) if isinstance(ref, int) else (ref, [ref.stream])
                 shown[event.number] = self._evidence(first, who, why)
         return tuple(shown.values())[:MAX_EVENTS]
 
@@ -280,10 +280,10 @@ class Weighed:
         event, point = self.job.events[first.event], ""
         with suppress(TimeoutError):
             matched = (
-                compiled(one).search(first.text, timeout=PATTERN_SECONDS)
-                for one in (signature.patterns if signature else ())
+                compiled(pattern).search(first.text, timeout=PATTERN_SECONDS)
+                for pattern in (signature.patterns if signature else ())
             )
-            point = next((one[0] for one in matched if one), "")
+            point = next((match[0] for match in matched if match), "")
         return Evidence(
             role=signature.role if signature else "odd",
             signature=signature.id if signature else "",
@@ -294,7 +294,7 @@ class Weighed:
             line=first.line,
             time=self.scene.ordering.dated(first),
             who=tuple(who[:MAX_WHO]),
-            count=sum(event.counts.get(one, 0) for one in who),
+            count=sum(event.counts.get(name, 0) for name in who),
             point=point,
         )
 
@@ -304,17 +304,17 @@ class Weighed:
         others = [pair for pair in self.hypotheses if pair[0].group != HEALTHY][named_first:]
         left = sum(share for _, share in self.hypotheses[named_first:]) or 1.0
         found = []
-        for one, share in others[:MAX_CANDIDATES]:
+        for guess, share in others[:MAX_CANDIDATES]:
             part = (1.0 - confidence) * share / left
-            if one.fault is not None:
-                title, follows = one.fault.signature.title, one.fault.follows
-                if one.group == "ending" and self.hypotheses[0][0].group == "inferred":
+            if guess.fault is not None:
+                title, follows = guess.fault.signature.title, guess.fault.follows
+                if guess.group == "ending" and self.hypotheses[0][0].group == "inferred":
                     follows = follows or self.hypotheses[0][0].id
-                why = f"{FOLLOWS}{follows}" if follows else how_often(one.fault, self.job)
+                why = f"{FOLLOWS}{follows}" if follows else how_often(guess.fault, self.job)
             else:
-                row, title = one.rows[0], inferred_causes()[one.id].title
+                row, title = guess.rows[0], inferred_causes()[guess.id].title
                 title, why = title.format(who=row.target or "one rank", what=row.words), row.words
-            found.append(Candidate(one.id, title, round(min(part, confidence), 3), why))
+            found.append(Candidate(guess.id, title, round(min(part, confidence), 3), why))
         return tuple(found)
 
     def _stood_still(self, ending: Fault) -> str:
@@ -322,17 +322,17 @@ class Weighed:
         job, ordering = self.job, self.scene.ordering
         if not job.trained:
             return "no training step was logged before the end"
-        stacks = (dump for one in job.streams.values() for dump in one.stacks)
+        stacks = (dump for stream in job.streams.values() for dump in stream.stacks)
         before = any(ordering.after(ending.first, dump) for dump in stacks)
         if before or (job.beside is not None and job.beside.stacks):
             return "stacks of its processes were taken, as of one that stands still"
         streams, end = job.streams.values(), ordering.dated(ending.first)
-        times = [ordering.dated(one.last_step_at) for one in streams if one.last_step_at]
-        last = max((one for one in times if one is not None), default=None)
+        times = [ordering.dated(stream.last_step_at) for stream in streams if stream.last_step_at]
+        last = max((time for time in times if time is not None), default=None)
         # An end before the last step is by another clock, whose zone is not known.
         if end is None or last is None or end < last - MAX_CLOCK_SECONDS:
             return "the time from the last step to the end is not known"
-        longest = max(one.longest_pause for one in streams)
+        longest = max(stream.longest_pause for stream in streams)
         if end - last > max(MAX_SECONDS_WITHOUT_STEP, MAX_PAUSES_WITHOUT_STEP * longest):
             return "the last step was logged long before the end"
         return ""
@@ -396,15 +396,15 @@ def _described(job: Job, ordering: Ordering) -> dict[str, Any]:
         "files": len(job.files),
         "lines": job.lines,
         "world_size": job.world_size,
-        "ranks_heard": sum(one.rank is not None for one in job.streams.values()),
+        "ranks_heard": sum(stream.rank is not None for stream in job.streams.values()),
         "streams": len(job.streams),
         "events": len(job.events),
         "first_time": first,
         "last_time": last,
         "last_step_time": ordering.dated(last_step_at) if last_step_at else None,
         "stages": [
-            {"stage": name, "time": ordering.dated(one), "file": one.file, "line": one.line}
-            for name, one in job.stages
+            {"stage": name, "time": ordering.dated(entry), "file": entry.file, "line": entry.line}
+            for name, entry in job.stages
         ],
     }
 
@@ -416,8 +416,8 @@ def how_often(cause: Fault, job: Job) -> str:
         return times
     # A rank within a node is a rank, though its number is not known.
     kinds = Counter(
-        "rank" if one.rank is not None or " local " in one.name else "node" if one.node else "file"
-        for one in map(job.streams.__getitem__, cause.streams)
+        "rank" if log.rank is not None or " local " in log.name else "node" if log.node else "file"
+        for log in map(job.streams.__getitem__, cause.streams)
     )
     by = [counted(kinds[kind], kind) for kind in ("rank", "node", "file") if kinds[kind]]
     return f"{times} by {' and '.join(by)}"
@@ -430,13 +430,13 @@ def raised(text: str) -> str:
     """
     frames = list(FRAME.finditer(text))
     behind = _RAISED.finditer(text, frames[-1].end() if frames else 0)
-    found = next((one for one in behind if frames or _ENDS.search(one["name"])), None)
+    found = next((match for match in behind if frames or _ENDS.search(match["name"])), None)
     if found is None:
         return ""
     name = found["name"].rpartition(".")[2]
     name = found["name"] if name in ("error", "timeout") else name
     own = [frame for frame in frames if not NOT_OWN.search(frame["path"])][-1:]
-    places = [(one["name"], re.split(r"[\\/]", one["path"])[-1], one["line"]) for one in own]
-    place = "".join(f" in {function} ({file}:{line})" for function, file, line in places)
+    parts = [(frame["name"], re.split(r"[\\/]", frame["path"])[-1], frame["line"]) for frame in own]
+    place = "".join(f" in {function} ({file}:{line})" for function, file, line in parts)
     message = (found["message"] or "").strip()
     return f"{name}{place}: {message}" if message else f"{name}{place}"

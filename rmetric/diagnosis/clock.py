@@ -63,43 +63,43 @@ class Ordering:
         """First and last time with a year; without any, of all; None where nothing states one."""
         return span_of(self.job.streams.values())
 
-    def dated(self, one: Occurrence) -> float | None:
+    def dated(self, entry: Occurrence) -> float | None:
         """The time that the entry states, with the job's year where it can be derived."""
-        seconds = self.seconds(one)
-        return one.time if seconds is None else seconds + self.offsets.get(one.file, 0.0)
+        seconds = self.seconds(entry)
+        return entry.time if seconds is None else seconds + self.offsets.get(entry.file, 0.0)
 
-    def seconds(self, one: Occurrence) -> float | None:
+    def seconds(self, entry: Occurrence) -> float | None:
         """Corrected time, with the job's year; None where nothing states one."""
-        time = one.time
+        time = entry.time
         if time is None:  # a traceback takes that of the entry before it, if it is kept
-            stream = self.job.streams.get(one.stream)
+            stream = self.job.streams.get(entry.stream)
             tail = stream.tail if stream is not None and len(stream.files) == 1 else ()
-            if any(entry.file == one.file and entry.order <= one.order for entry in tail):
-                entries, at = self._place(one)
+            if any(kept.file == entry.file and kept.order <= entry.order for kept in tail):
+                entries, at = self._place(entry)
                 time = entries[at - 1].time if at else None
         if time is not None and self.span and time < NO_YEAR[1] <= self.span[0]:
             time = _with_year(time, *self.span)
-        return None if time is None else time - self.offsets.get(one.file, 0.0)
+        return None if time is None else time - self.offsets.get(entry.file, 0.0)
 
-    def at_latest(self, one: Occurrence) -> Occurrence | None:
+    def at_latest(self, entry: Occurrence) -> Occurrence | None:
         """The entry, or the next kept one of its file with a time if it has none; None without."""
-        if one.time is not None:
-            return one
-        entries, at = self._place(one)
+        if entry.time is not None:
+            return entry
+        entries, at = self._place(entry)
         return entries[at] if at < len(entries) else None
 
-    def _place(self, one: Occurrence) -> tuple[Sequence[Occurrence], int]:
+    def _place(self, entry: Occurrence) -> tuple[Sequence[Occurrence], int]:
         """Entries with a time of its file, and how many of them stand before it."""
-        entries = self._timed.get(one.file, ())
-        return entries, bisect_right(entries, one.order, key=attrgetter("order"))
+        entries = self._timed.get(entry.file, ())
+        return entries, bisect_right(entries, entry.order, key=attrgetter("order"))
 
     @cached_property
     def _timed(self) -> dict[str, list[Occurrence]]:
         """File -> its last and its matched entries with a time, in order."""
         last = [entry for stream in self.job.streams.values() for entry in stream.tail]
-        matched = [entry for one in self.job.matches.values() for entry in (one.first, one.last)]
+        ends = [entry for match in self.job.matches.values() for entry in (match.first, match.last)]
         found: dict[str, list[Occurrence]] = defaultdict(list)
-        for entry in sorted({id(one): one for one in (*last, *matched)}.values(), key=_order):
+        for entry in sorted({id(kept): kept for kept in (*last, *ends)}.values(), key=_order):
             if entry.time is not None:
                 found[entry.file].append(entry)
         return dict(found)
@@ -107,40 +107,40 @@ class Ordering:
     @cached_property
     def stepping(self) -> list[JobStream]:
         """Streams that log steps; of more than `MOST_COMPARED`, those that step last."""
-        last = [(one.last_step_at, one) for one in self.job.stepping]
+        last = [(stream.last_step_at, stream) for stream in self.job.stepping]
         timed = sorted((self.key(at) if at else (-inf, 0), n) for n, (at, _) in enumerate(last))
         return [last[n][1] for _, n in timed[-MOST_COMPARED:]]
 
-    def later_by(self, one: Occurrence, other: Occurrence) -> float | None:
+    def later_by(self, entry: Occurrence, other: Occurrence) -> float | None:
         """Seconds by which `one` is after `other`, negative before; None where unknown.
 
         Within one file the order decides; a difference that the times do not state is `NEXT`.
         """
-        mine, others = self.seconds(one), self.seconds(other)
+        mine, others = self.seconds(entry), self.seconds(other)
         seconds = None
         # Seconds since boot cannot be compared with a date.
         if mine is not None and others is not None and _since_boot(mine) == _since_boot(others):
             seconds = mine - others
-        if one.file == other.file:
-            sign = (one.order > other.order) - (one.order < other.order)
+        if entry.file == other.file:
+            sign = (entry.order > other.order) - (entry.order < other.order)
             return sign * max((seconds or 0.0) * sign, NEXT)
         if seconds is not None:
             return seconds
-        if one.step is not None and other.step is not None and one.step != other.step:
-            return float(one.step - other.step)
+        if entry.step is not None and other.step is not None and entry.step != other.step:
+            return float(entry.step - other.step)
         return None
 
-    def after(self, one: Occurrence, other: Occurrence) -> bool:
+    def after(self, entry: Occurrence, other: Occurrence) -> bool:
         """True for certainly after: by order in a file, else by more than `SAME_MOMENT`."""
-        later = self.later_by(one, other)
-        return later is not None and later > (0.0 if one.file == other.file else SAME_MOMENT)
+        later = self.later_by(entry, other)
+        return later is not None and later > (0.0 if entry.file == other.file else SAME_MOMENT)
 
-    def key(self, one: Occurrence) -> tuple[float, int]:
+    def key(self, entry: Occurrence) -> tuple[float, int]:
         """Sorts entries, the first first; those without a time after those with one."""
         if len(self.job.files) == 1:
-            return (0.0, one.order)
-        seconds = self.seconds(one)
-        return (inf if seconds is None else seconds, one.order)
+            return (0.0, entry.order)
+        seconds = self.seconds(entry)
+        return (inf if seconds is None else seconds, entry.order)
 
 
 _order = attrgetter("order")
@@ -174,7 +174,7 @@ def clock_offsets(job: Job) -> dict[str, float]:
     """Map each file to the seconds that its clock is ahead of the job's median; 0 is omitted.
 
     By the median of its differences from the middle clock at entries of the same steps, if they
-    agree; of two jobs, by what tells of time zones alone.
+    agree; of two jobs, only by evidence of time zones.
     """
     if len(job.spans) < 2:
         return {}
@@ -183,7 +183,7 @@ def clock_offsets(job: Job) -> dict[str, float]:
         for name, differences in _apart_at_steps(job).items():
             offset = median(differences)
             most = max(MAX_SPREAD_SECONDS, MAX_SPREAD_SHARE * abs(offset))
-            agreed = median(abs(one - offset) for one in differences) <= most
+            agreed = median(abs(apart - offset) for apart in differences) <= most
             if agreed and abs(offset) >= MIN_OFFSET_SECONDS:
                 found[name] = round(offset, 3)
     return found | dict(_by_zones(job))
@@ -194,10 +194,10 @@ def _apart_at_steps(job: Job) -> dict[str, list[float]]:
     # A moment is the first entry of a kind at a step.
     moments: dict[tuple[int, int], dict[str, float]] = defaultdict(dict)
     for stream in job.streams.values():
-        for one in (*stream.head, *stream.tail, stream.last_step_at):
-            if one is not None and one.step is not None and one.time is not None:
-                times = moments[one.event, one.step]
-                times[one.file] = min(one.time, times.get(one.file, one.time))
+        for entry in (*stream.head, *stream.tail, stream.last_step_at):
+            if entry is not None and entry.step is not None and entry.time is not None:
+                times = moments[entry.event, entry.step]
+                times[entry.file] = min(entry.time, times.get(entry.file, entry.time))
     found: dict[str, list[float]] = defaultdict(list)
     for times in moments.values():
         usual = median_low(times.values())
@@ -228,10 +228,10 @@ def _by_zones(job: Job) -> Iterator[tuple[str, float]]:
 def _last_times(entries: Iterable[Occurrence]) -> dict[str, float]:
     """File -> its last time, whatever the year, of the two files that end last."""
     latest: dict[str, float] = {}
-    for one in entries:
-        if one.time and not _since_boot(one.time):
-            latest[one.file] = max(without_year(one.time), latest.get(one.file, 0.0))
-    return dict(sorted(latest.items(), key=lambda one: (-one[1], one[0]))[:2])
+    for entry in entries:
+        if entry.time and not _since_boot(entry.time):
+            latest[entry.file] = max(without_year(entry.time), latest.get(entry.file, 0.0))
+    return dict(sorted(latest.items(), key=lambda item: (-item[1], item[0]))[:2])
 
 
 def _later(latest: Mapping[str, float], than: Occurrence) -> float:
@@ -255,13 +255,13 @@ def is_deadly(job: Job, match: Match) -> bool:
 def timed_on_its_node(job: Job, match: Match) -> Iterator[Occurrence]:
     """The last entries with a time in other files about the node of a match."""
     entries = _timed_on(job, job.node_of(job.streams[match.stream]))
-    return (one for one in entries if one.file != match.first.file)
+    return (entry for entry in entries if entry.file != match.first.file)
 
 
 def _timed_on(job: Job, node: str | None) -> Iterator[Occurrence]:
-    for of in {node, None}:  # a log of no node ends as the job does
-        for one in job.of_node.get(of, ()):
-            yield from (entry for entry in one.tail if entry.time is not None)
+    for name in {node, None}:  # a log of no node ends as the job does
+        for stream in job.of_node.get(name, ()):
+            yield from (entry for entry in stream.tail if entry.time is not None)
 
 
 def clock_notes(offsets: Mapping[str, float]) -> list[str]:
@@ -297,9 +297,9 @@ def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | 
 
 def _one_job(job: Job, early: set[str], late: set[str]) -> bool:
     """True if different ranks or nodes, no more than the job has, write early and late files."""
-    seated = [one for one in job.streams.values() if one.rank is not None or one.node is not None]
-    before = {one.name for one in seated if one.files & early}
-    behind = {one.name for one in seated if one.files & late}
-    ranks = {one.rank for one in seated} - {None}
+    seated = [log for log in job.streams.values() if log.rank is not None or log.node is not None]
+    before = {log.name for log in seated if log.files & early}
+    behind = {log.name for log in seated if log.files & late}
+    ranks = {log.rank for log in seated} - {None}
     fit = len(ranks) <= (job.world_size or len(ranks))
     return bool(before and behind) and before.isdisjoint(behind) and fit

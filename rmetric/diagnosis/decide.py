@@ -2,7 +2,7 @@
 
 One pass over the logs builds a `Job` (ingest.py). `gathered` collects the known faults (faults.py)
 and the evidence (evidence/), the fitted model ranks suspects and hypotheses (model.py), and
-answer.py says the likeliest one.
+answer.py states the likeliest one.
 """
 
 from __future__ import annotations
@@ -86,20 +86,20 @@ def _beside_others(
     """The diagnosis of one attempt with the outcomes of all."""
     # The comparison of ranks finds no cause that a line states, and takes the longest.
     switches = Switches(spatial=False)
-    each = [
+    diagnoses = [
         found if at == number else gathered(job, library, switches=switches).diagnosis()
         for at, job in enumerate(attempts, 1)
     ]
-    found = each[number - 1] = _still_broken(found, each[: number - 1])
-    rows = tuple(map(_attempt, range(1, len(each) + 1), each, attempts))
-    same = sum(one.cause == found.cause for one in rows) if found.cause else 0
+    found = diagnoses[number - 1] = _still_broken(found, diagnoses[: number - 1])
+    rows = tuple(map(_attempt, range(1, len(diagnoses) + 1), diagnoses, attempts))
+    same = sum(row.cause == found.cause for row in rows) if found.cause else 0
     why = found.why + (f"; {same} of {len(rows)} attempts ended with it" if same > 1 else "")
     return replace(found, attempt=number, attempts=rows, why=why)
 
 
 def _still_broken(found: Diagnosis, before: Sequence[Diagnosis]) -> Diagnosis:
     """A GPU that broke in an attempt before explains why the next one finds none."""
-    broke = next((one for one in reversed(before) if "broken GPU" in traits_of(one.family)), None)
+    broke = next((run for run in reversed(before) if "broken GPU" in traits_of(run.family)), None)
     if broke is None or "missing GPU" not in traits_of(found.family):
         return found
     return replace(
@@ -112,9 +112,9 @@ def _still_broken(found: Diagnosis, before: Sequence[Diagnosis]) -> Diagnosis:
 
 
 def _attempt(number: int, found: Diagnosis, job: Job) -> Attempt:
-    firsts = [one.first for one in job.streams.values() if one.first is not None]
-    first = min(firsts, key=lambda one: one.order, default=None)
-    told = {name: getattr(found, name) for name in ("outcome", "cause", "title", "confidence")}
+    firsts = [stream.first for stream in job.streams.values() if stream.first is not None]
+    first = min(firsts, key=lambda entry: entry.order, default=None)
+    fields = {name: getattr(found, name) for name in ("outcome", "cause", "title", "confidence")}
     return Attempt(
         number=number,
         file=first.file if first else next(iter(job.files), ""),
@@ -122,7 +122,7 @@ def _attempt(number: int, found: Diagnosis, job: Job) -> Attempt:
         first_time=found.job["first_time"],
         last_time=found.job["last_time"],
         last_step=found.iteration,
-        **told,
+        **fields,
     )
 
 
@@ -141,7 +141,7 @@ def gathered(
     """A job whose logs have been read, with its known faults and the evidence."""
     switches, offsets = switches or Switches(), clock_offsets(job)
     ordering = Ordering(job=job, offsets=offsets)
-    signatures = {one.signature: library[one.signature] for one in job.matches.values()}
+    signatures = {match.signature: library[match.signature] for match in job.matches.values()}
     alone = ended_alone(job, signatures)
     faults = find_faults(job, signatures, ordering, alone) if switches.library else []
     siblings, pool = (siblings, pool) if switches.cross_job else ((), None)

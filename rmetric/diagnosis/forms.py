@@ -215,7 +215,7 @@ class TimePlace:
         self._unit, self._digits = UNITS.get(whole, 1.0), point - begin
         fraction = match.span("fraction") if parts.get("fraction") else (point, point)
         spans = [(match.start(), begin), (begin, point), fraction, (fraction[1], match.end())]
-        spans = [(one + start, end + start) for one, end in spans]
+        spans = [(first + start, end + start) for first, end in spans]
         self._find = same_places(line, spans, start + match.end())
 
     def time(self, line: bytes) -> float | None:
@@ -243,7 +243,7 @@ class TimePlace:
 RANKS_APART = 2
 #: stage that a line states -> stages that it does not change
 _STAYS = {
-    stated: {now for now in ("", *STAGES) if next_stage(now, stated) == now} for stated in STAGES
+    stated: {old for old in ("", *STAGES) if next_stage(old, stated) == old} for stated in STAGES
 }
 
 #: (number, line, template, stream's key, step, stage, text or None for the line's own, form): an
@@ -262,7 +262,7 @@ class LogLineForm:
         template: its number in the file; -1 before the first entry.
         slow: they need more than to be counted, and to have their step recorded.
         blank: they are nothing but a part of the entry before them.
-        told: they may state what holds for the whole job.
+        job_wide: they may state what holds for the whole job.
         marked: they are of the log's beginning, and each occurrence is recorded.
         plain: they need no more than to be recorded so, and counted, where they change no stage.
     """
@@ -272,7 +272,7 @@ class LogLineForm:
     facts: Facts = field(init=False)
     stays: set[str] | None = field(init=False)
     blank: bool = field(init=False)
-    told: bool = field(init=False)
+    job_wide: bool = field(init=False)
     step: StepPlace | None = None
     template: int = -1
     slow: bool = True
@@ -281,7 +281,7 @@ class LogLineForm:
 
     def __post_init__(self) -> None:
         facts = self.facts = self.shape.facts
-        self.blank, self.told = facts.kind == Kind.BLANK, facts.told
+        self.blank, self.job_wide = facts.kind == Kind.BLANK, facts.job_wide
         self.stays = _STAYS[facts.stage] if facts.stage else None
 
 
@@ -329,7 +329,7 @@ class LogStream:
     Attributes:
         templates: of the pending entries, which are not counted yet.
         places: the same entries, each as a line of the block or as it is kept.
-        shown: how many of them the watch over iterations knows.
+        shown: how many of them the watch over iterations has received.
         changes: (pending entry, step and stage of the stream from there on).
         number: the rank or task that the prefix states, -1 for none.
         counters: of its step lines, by their form.
@@ -338,8 +338,8 @@ class LogStream:
 
     def __init__(self, key: str, prefix: Prefix) -> None:
         self.key, self.prefix = key, prefix
-        stated = (prefix.rank, prefix.local_rank, prefix.task)
-        self.number = next((one for one in stated if one is not None), -1)
+        numbers = (prefix.rank, prefix.local_rank, prefix.task)
+        self.number = next((number for number in numbers if number is not None), -1)
         self.begin_attempt()
 
     def begin_attempt(self) -> None:

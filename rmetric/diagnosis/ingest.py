@@ -95,7 +95,7 @@ def ingest_attempts(
         last = jobs[-1]
         last.beside = read_auxiliary(found.beside)
         last.notes += last.beside.notes
-        last.files |= dict.fromkeys((one.name for one in found.beside), 0)
+        last.files |= dict.fromkeys((source.name for source in found.beside), 0)
     return jobs
 
 
@@ -106,7 +106,7 @@ def _files(
     on_progress: Callable[[int], None] | None,
 ) -> Iterator[list[Part]]:
     """The attempts of each file, in the order of the files."""
-    if cores == 1 or len(sources) == 1 or sum(one.size for one in sources) < WORTH_PROCESSES:
+    if cores == 1 or len(sources) == 1 or sum(source.size for source in sources) < WORTH_PROCESSES:
         analyser = LineAnalyser(library)
         for source in sources:
             yield _attempts_of(source, analyser, on_progress)
@@ -116,7 +116,7 @@ def _files(
     from rmetric._util.workers import delayed
 
     # The largest first, so that no process is left with it at the end.
-    order, number = sorted(sources, key=lambda one: -one.size), 4 * cores
+    order, number = sorted(sources, key=lambda source: -source.size), 4 * cores
     # A process uses its caches for several files.
     shares = [share for at in range(number) if (share := order[at::number])]
     read = Parallel(n_jobs=min(cores, len(shares)), return_as="generator_unordered")(
@@ -179,8 +179,8 @@ def _job(parts: Sequence[Part], notes: Sequence[str]) -> Job:
 
 
 def attempts_by_name(files: Sequence[Group]) -> list[list[Part]]:
-    """Parts of each attempt, the first one first; one list where the names tell of one attempt."""
-    parts = [one for each in files for one in each]
+    """Parts of each attempt, the first one first; one list where the names show one attempt."""
+    parts = [part for file in files for part in file]
     for groups, of_jobs in _groupings(parts):
         if 1 < len(groups) <= MAX_ATTEMPTS and _are_attempts(groups, of_jobs=of_jobs):
             grouped = {id(part) for group in groups for part in group}
@@ -221,11 +221,11 @@ def _are_attempts(groups: Sequence[Group], *, of_jobs: bool) -> bool:
     """True if the groups follow one another, and begin alike where they are not `of_jobs`."""
     names = [{_NUMBER.sub("0", part.source.name) for part in group} for group in groups]
     nodes = {part.source.node for group in groups for part in group if _is_of_node(part)}
-    streams = [[one for part in group for one in part.streams] for group in groups]
+    streams = [[log for part in group for log in part.streams] for group in groups]
     # A step or a known fault, as programs write them.
-    tells = all(any(one.stream.steps or one.matches for one in some) for some in streams)
-    same = all(one == names[0] for one in names) and len(nodes) != len(groups)
-    return same and tells and _follow(groups) and (of_jobs or _begin_alike(groups))
+    active = all(any(log.stream.steps or log.matches for log in some) for some in streams)
+    same = all(files == names[0] for files in names) and len(nodes) != len(groups)
+    return same and active and _follow(groups) and (of_jobs or _begin_alike(groups))
 
 
 def _follow(groups: Sequence[Group]) -> bool:
@@ -244,7 +244,7 @@ def _begin_alike(groups: Sequence[Group]) -> bool:
     """True if each group's first entries are of kinds that the next one's have too."""
     # One that failed before its program began has other first lines.
     worked = [
-        group for group in groups if any(one.stream.steps for part in group for one in part.streams)
+        group for group in groups if any(log.stream.steps for part in group for log in part.streams)
     ]
     kinds = [_beginning(group) for group in (worked if len(worked) > 1 else groups)]
     return all(
@@ -261,8 +261,8 @@ def _is_of_node(part: Part) -> bool:
 
 def _span(group: Group) -> tuple[float, float] | None:
     """First and last time; where only some name their zone, of the others, of one clock."""
-    every = [(one.time, one.text) for part in group for one in part.entries if one.time is not None]
-    own = [one for one in every if not _OF_SCHEDULER.search(one[1])] or every
+    every = [(row.time, row.text) for part in group for row in part.entries if row.time is not None]
+    own = [pair for pair in every if not _OF_SCHEDULER.search(pair[1])] or every
     last, own_last = (
         max((without_year(time) for time, _ in some), default=0.0) for some in (every, own)
     )
@@ -272,16 +272,16 @@ def _span(group: Group) -> tuple[float, float] | None:
         return min(local), max(local)
     if len(timed) < len(every):
         return span_of_times([time for time, _ in timed])
-    return span_of(one.stream for part in group for one in part.streams)
+    return span_of(log.stream for part in group for log in part.streams)
 
 
 def _beginning(group: Group) -> set[str]:
     """Kinds of the first entries of each file; none of a file that begins with a step."""
     kinds: set[str] = set()
     for part in group:
-        first = sorted(part.entries, key=lambda one: one.line)[:COMPARED_ENTRIES]
+        first = sorted(part.entries, key=lambda entry: entry.line)[:COMPARED_ENTRIES]
         if first and first[0].step is None:
-            kinds |= {part.templates[one.event].text for one in first if one.step is None}
+            kinds |= {part.templates[entry.event].text for entry in first if entry.step is None}
     return kinds
 
 
@@ -323,7 +323,7 @@ def _place(part: Part, begins: Sequence[float | None], place: int) -> int:
     # A machine's log goes on through all attempts: it is of the last that it reaches.
     time = _bounds(part)[0 if shows_work(part) else 1]
     until = -inf if time is None else time + SAME_START_SECONDS
-    begun = (at for at, one in enumerate(begins) if one is not None and one <= until)
+    begun = (at for at, begin in enumerate(begins) if begin is not None and begin <= until)
     return max(begun, default=place)
 
 
@@ -342,22 +342,22 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
 
     moments = [time for span in spans if span is not None for time in span]
     for part in attempts[-1]:
-        stated = [without_year(one.time) for one in part.entries if one.time is not None]
+        stated = [without_year(entry.time) for entry in part.entries if entry.time is not None]
         if not shows_work(part) and any(
             abs(time - at) <= SAME_START_SECONDS for at in moments for time in stated
         ):
             for stream in part.streams:
                 stream.matches = [
-                    one if is_since(one.first) else replace(one, first=one.last, count=1)
-                    for one in stream.matches
-                    if is_since(one.last)
+                    match if is_since(match.first) else replace(match, first=match.last, count=1)
+                    for match in stream.matches
+                    if is_since(match.last)
                 ]
 
 
 def _span_of_work(parts: Sequence[Part]) -> tuple[float, float] | None:
     """When the training of an attempt begins and ends."""
     own = [part for part in parts if shows_work(part)]
-    # Another file may hold earlier attempts that were not told apart.
+    # Another file may hold earlier attempts that were not distinguished.
     own = [part for part in own if part.first_line > 1] or own
     times = [time for part in own for time in _bounds(part) if time is not None]
     return (without_year(min(times)), without_year(max(times))) if times else None
@@ -365,12 +365,12 @@ def _span_of_work(parts: Sequence[Part]) -> tuple[float, float] | None:
 
 def shows_work(part: Part) -> bool:
     """True if a line of the part stated a step or a stage."""
-    return any(one.stream.steps or one.stages for one in part.streams)
+    return any(log.stream.steps or log.stages for log in part.streams)
 
 
 def _bounds(part: Part) -> tuple[float | None, float | None]:
     """First and last time of its streams."""
-    streams = [one.stream for one in part.streams]
-    firsts = (one.first_time for one in streams if one.first_time is not None)
-    lasts = (one.last_time for one in streams if one.last_time is not None)
+    streams = [log.stream for log in part.streams]
+    firsts = (stream.first_time for stream in streams if stream.first_time is not None)
+    lasts = (stream.last_time for stream in streams if stream.last_time is not None)
     return min(firsts, default=None), max(lasts, default=None)

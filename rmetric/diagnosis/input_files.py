@@ -45,7 +45,7 @@ _NAMES = re.compile(
 )
 _MAGIC = (b"\x89PNG", b"PK\x03\x04", b"\x7fELF", b"\x80\x02", b"\x80\x04", b"BZh", b"\xfd7zXZ")
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x07\x1b")) + b"\x7f"
-#: What a managed service or a cluster says of how a job ended, in a description of it.
+#: How a job ended, in the description that a managed service or a cluster gives of it.
 _ENDED = re.compile(
     rb"\bJOB_STATE_(?:FAILED|CANCELLED|EXPIRED|SUCCEEDED)\b|\bFailureReason\b"
     rb"|\b(?:lastTerminationState|containerStatuses)\b|\bBackoffLimitExceeded\b"
@@ -141,8 +141,8 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
         if path.is_dir():
             # Of several folders the files may have one name.
             above = path if len(paths) > 1 else Path()
-            for one in found.files_below(path):
-                found.add(one, str(above / one.relative_to(path)))
+            for file in found.files_below(path):
+                found.add(file, str(above / file.relative_to(path)))
         else:
             found.add_named(path)
     if not found.sources and not found.beside:  # as collectors of logs export them
@@ -191,18 +191,18 @@ def _once(sources: list[LogSource], notes: list[str]) -> list[LogSource]:
     sizes = Counter(source.size for source in sources)
     first: dict[tuple[object, ...], LogSource] = {}
     copies: dict[int, str] = {}
-    for one in sorted(sources, key=lambda source: source.path.is_symlink()):
-        content: object = id(one)
-        if one.size and sizes[one.size] > 1:
+    for source in sorted(sources, key=lambda source: source.path.is_symlink()):
+        content: object = id(source)
+        if source.size and sizes[source.size] > 1:
             digest = hashlib.blake2b()
-            with one.path.open("rb") as file:
+            with source.path.open("rb") as file:
                 while block := file.read(1 << 20):
                     digest.update(block)
             content = digest.digest()
-        attempt = ATTEMPT.search(one.name)
-        key = (one.rank, one.node, one.local_rank, attempt and attempt[1], content)
-        if (original := first.setdefault(key, one)) is not one:
-            copies[id(one)] = f"{one.name} has the content of {original.name}: read once"
+        attempt = ATTEMPT.search(source.name)
+        key = (source.rank, source.node, source.local_rank, attempt and attempt[1], content)
+        if (original := first.setdefault(key, source)) is not source:
+            copies[id(source)] = f"{source.name} has the content of {original.name}: read once"
     notes += [copies[id(source)] for source in sources if id(source) in copies]
     return [source for source in sources if id(source) not in copies]
 
@@ -247,18 +247,18 @@ class AuxiliaryFiles:
 def read_auxiliary(files: Sequence[LogSource]) -> AuxiliaryFiles:
     """Read the files; one that cannot be read becomes a note."""
     found = AuxiliaryFiles()
-    for one in files:
+    for source in files:
         try:
-            with one.path.open("rb") as file:
+            with source.path.open("rb") as file:
                 head = file.read(_SNIFFED_BESIDE)
                 if is_dump(head):
-                    found.dumps.append(read_dump(one.path, one.name))
+                    found.dumps.append(read_dump(source.path, source.name))
                     continue
                 content = unwrapped(head + file.read(_MOST_BESIDE - len(head)))
             text = content.decode("utf-8", "replace")
-            found.stacks += read_stacks(text, one.name, one.rank, one.node)
+            found.stacks += read_stacks(text, source.name, source.rank, source.node)
         except LogError as error:
             found.notes.append(str(error))
         except OSError as error:
-            found.notes.append(f"{one.name}: cannot be read: {error.strerror}")
+            found.notes.append(f"{source.name}: cannot be read: {error.strerror}")
     return found

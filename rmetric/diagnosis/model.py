@@ -88,8 +88,8 @@ def probabilities(scores: Sequence[float]) -> list[float]:
     [0.5, 0.5]
     """
     top = max(scores, default=0.0)
-    each = [exp(one - top) for one in scores]
-    return [one / sum(each) for one in each]
+    powers = [exp(value - top) for value in scores]
+    return [value / sum(powers) for value in powers]
 
 
 def interpolated(knots: Knots, at: float) -> float:
@@ -112,7 +112,7 @@ def reasons(features: Features, others: Features, weights: Features, most: int =
         for name in {*features, *others}
         if features.get(name, 0.0) > 0 or weights.get(name, 0.0) < 0
     }
-    names = sorted(gain, key=lambda one: (-gain[one], one))
+    names = sorted(gain, key=lambda name: (-gain[name], name))
     return [name for name in names if gain[name] > 0][:most]
 
 
@@ -120,11 +120,11 @@ def candidates(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
     """Target -> its features: the strongest row of each kind; `NOBODY` is one of the targets."""
     found: dict[str, dict[str, float]] = {NOBODY: {"nobody": 1.0}}
     for target, against in grouped(rows, "target").items():
-        found[target] = its = {kind: row.strength for kind, row in strongest(against).items()}
+        found[target] = features = {kind: row.strength for kind, row in strongest(against).items()}
         if target.startswith("node "):
-            its["a node"] = 1.0
+            features["a node"] = 1.0
         elif not target.startswith("rank "):
-            its["a file"] = 1.0
+            features["a file"] = 1.0
     return found
 
 
@@ -135,7 +135,7 @@ def suspects(scene: Scene, rows: Sequence[Row], weights: Features) -> tuple[Susp
     innocent, node_of_all, found = scores[NOBODY], only_node(scene.job), []
     for target, against in grouped(rows, "target").items():
         its = strongest(against).values()
-        carried = sorted(its, key=lambda one: -weights.get(one.kind, 0.0) * one.strength)
+        carried = sorted(its, key=lambda row: -weights.get(row.kind, 0.0) * row.strength)
         kind, _, rest = target.partition(" ")
         stream = scene.job.streams.get(target) or JobStream(  # it has no log lines
             name=target,
@@ -148,11 +148,11 @@ def suspects(scene: Scene, rows: Sequence[Row], weights: Features) -> tuple[Susp
                 rank=stream.rank,
                 node=scene.job.node_of(stream) or (None if stream.rank is None else node_of_all),
                 score=round(1.0 / (1.0 + exp(innocent - scores[target])), 3),
-                why="; ".join(one.words for one in carried[:3]),
+                why="; ".join(row.words for row in carried[:3]),
             )
         )
     return tuple(
-        sorted(found, key=lambda one: (-one.score, -1 if one.rank is None else one.rank, one.name))
+        sorted(found, key=lambda who: (-who.score, -1 if who.rank is None else who.rank, who.name))
     )
 
 
@@ -161,11 +161,11 @@ def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
 
     The only rank on the first node, if it is one of them, stands before it: it names both.
     """
-    over = [one for one in ranked if one.score >= NAMED]
+    over = [who for who in ranked if who.score >= NAMED]
     if over and over[0].rank is None and over[0].node is not None:
-        on_it = [one for one in over[1:] if one.rank is not None and one.node == over[0].node]
+        on_it = [who for who in over[1:] if who.rank is not None and who.node == over[0].node]
         if len(on_it) == 1:
-            over = on_it + [one for one in over if one is not on_it[0]]
+            over = on_it + [who for who in over if who is not on_it[0]]
     if len(over) > MAX_NODES and over[0].score - over[MAX_NODES].score < SAME_SCORE:
         return ()
     return tuple(over[:MAX_NODES])
@@ -173,9 +173,9 @@ def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
 
 def only_node(job: Job) -> str | None:
     """The node of a job whose ranks are all on one."""
-    nodes = {one.node for one in job.streams.values()} - {None}
-    one = len(nodes) == 1 and (job.world_size or 0) <= (job.ranks_per_node or 0)
-    return nodes.pop() if one else None
+    nodes = {stream.node for stream in job.streams.values()} - {None}
+    single = len(nodes) == 1 and (job.world_size or 0) <= (job.ranks_per_node or 0)
+    return nodes.pop() if single else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,11 +199,11 @@ class Hypothesis:
 
 def hypotheses(scene: Scene, rows: Sequence[Row], ranked: Sequence[Suspect]) -> list[Hypothesis]:
     """All hypotheses about a job; a fault that was survived is none."""
-    suspected = {one.name: one.score for one in ranked}
+    suspected = {suspect.name: suspect.score for suspect in ranked}
     by_cause = grouped(rows, "hypothesis")
     found = [_known(fault, HUNG in by_cause) for fault in scene.faults]
     for cause, its in by_cause.items():
-        its.sort(key=lambda one: -suspected.get(one.target, 0.0))
+        its.sort(key=lambda row: -suspected.get(row.target, 0.0))
         features = {cause: 1.0}
         if any(row.kind == "hang" for row in its):
             features["hang"] = 1.0

@@ -190,7 +190,7 @@ class FilePass:
                 self._look(at, form, stream, start)
         # Those that end last come first: so few entries are the last of their template for now.
         pending = [stream for stream in self.streams.values() if stream.places]
-        for stream in sorted(pending, key=lambda one: self._line(one.places[-1]), reverse=True):
+        for stream in sorted(pending, key=lambda log: self._line(log.places[-1]), reverse=True):
             self._settle(stream)
         self.number += len(lines)
         self.line_before = lines[-1]
@@ -201,8 +201,8 @@ class FilePass:
         if form.slow or stream.slow or (form.stays is not None and stream.stage not in form.stays):
             self._slow(number, line, form, stream, start)
             return
-        if form.told:
-            self._tell(number, line[start or self.prefixes.start(line) :], stream, form.facts)
+        if form.job_wide:
+            self._job_facts(number, line[start or self.prefixes.start(line) :], stream, form.facts)
         if form.marked:
             form.marked = self.marks.add(number, form.template, stream.number)
         step = form.step.find(line) if form.step is not None else None
@@ -282,8 +282,8 @@ class FilePass:
         if stream is self.own and facts.kind in _SET_IN and len(self.streams) > 1:
             stream = self._stream_before(number)
         joined, stream.state = TRANSITIONS[stream.state][facts.kind]
-        if form.told:
-            self._tell(number, text, stream, facts)
+        if form.job_wide:
+            self._job_facts(number, text, stream, facts)
         if facts.kind != Kind.BLANK and not (joined and self._joined(stream, number, text, facts)):
             if stream.open is not None:
                 self._close(stream)
@@ -302,12 +302,12 @@ class FilePass:
         self.continued = number, stream
         return stream
 
-    def _tell(self, number: int, text: bytes, stream: LogStream, facts: Facts) -> None:
+    def _job_facts(self, number: int, text: bytes, stream: LogStream, facts: Facts) -> None:
         """Take what a line states of the whole job."""
-        said = clean(text)
+        cleaned = clean(text)
         if facts.world:
-            self.graph.take(said, stream.prefix, facts.world)
-        for groups in JOB_ID.findall(said) if facts.job_id else ():
+            self.graph.take(cleaned, stream.prefix, facts.world)
+        for groups in JOB_ID.findall(cleaned) if facts.job_id else ():
             if len(self.job_ids) < MAX_JOB_IDS:
                 self.job_ids.setdefault("".join(groups), number)
 
@@ -355,7 +355,7 @@ class FilePass:
             if facts.step:
                 form.step = self.shapes.step_place(form.shape, line, len(line) - len(text))
             form.marked = not facts.step and self.marks.follows(form.template)
-            form.plain = facts.quiet and not (form.told or form.step)
+            form.plain = facts.quiet and not (form.job_wide or form.step)
         if form.marked:
             form.marked = self.marks.add(number, form.template, stream.number)
         step = form.step.find(line) if form.step is not None else None
@@ -401,10 +401,10 @@ class FilePass:
         entry = stream.open
         assert entry is not None
         stream.open, whole = None, "\n".join(entry.lines)
-        said, level = shortened(whole), entry.facts.level
-        whole_line = len(entry.lines) == 1 and said is whole
-        text = unescaped(said)
-        look = entry.facts.alone if whole_line and text is said else entry.look
+        short, level = shortened(whole), entry.facts.level
+        whole_line = len(entry.lines) == 1 and short is whole
+        text = unescaped(short)
+        look = entry.facts.alone if whole_line and text is short else entry.look
         found = self.analyser.find(text, level) if look else []
         template = entry.raw[2]
         if not entry.states_step:  # a step's line stays one event, whatever follows it
@@ -413,7 +413,7 @@ class FilePass:
             self.final_template[entry.raw[2]] = template
         raw = (*entry.raw[:2], template, *entry.raw[3:6], text, entry.raw[7])
         self._count(stream, raw, entry.watched)
-        if not whole_line and states_stack(said):
+        if not whole_line and states_stack(short):
             stream.stacks.append(raw)
         if not found:
             return
@@ -424,7 +424,7 @@ class FilePass:
         self._mark(stream, entry, signature)
 
     def _mark(self, stream: LogStream, entry: OpenEntry, signature: Signature) -> None:
-        """Record what a match tells of the bounds of attempts."""
+        """Record what a match states about the bounds of attempts."""
         role, traits = signature.role, signature.traits
         noted = entry.facts.level in _NOTED and role in ("cause", "echo")
         sure = signature.confidence >= MIN_END_CONFIDENCE or "last words" in traits

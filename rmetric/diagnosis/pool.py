@@ -64,8 +64,8 @@ class Pool(Struct, frozen=True, kw_only=True, rename={"name": "job"}, dict=True)
     def _index(self) -> tuple[Events, dict[int, PoolEvent]]:
         known = Events(max_events=len(self.events) + 1)
         by_number: dict[int, PoolEvent] = {}
-        for one in self.events:
-            by_number.setdefault(known.number(one.template, one.signature), one)
+        for event in self.events:
+            by_number.setdefault(known.number(event.template, event.signature), event)
         return known, by_number
 
     def find(self, template: str, signature: str = "") -> PoolEvent | None:
@@ -124,7 +124,7 @@ def learn(name: str, jobs: Sequence[Job]) -> Pool:
         succeeded=sum(job.succeeded is not None for job in jobs),
         stages={stage: stages[stage] / len(jobs) for stage in sorted(stages)},
         events=tuple(
-            sorted(usual, key=lambda one: (-one.jobs, -one.mean, one.template, one.signature))
+            sorted(usual, key=lambda item: (-item.jobs, -item.mean, item.template, item.signature))
         ),
     )
 
@@ -132,12 +132,12 @@ def learn(name: str, jobs: Sequence[Job]) -> Pool:
 def ordinary(job: Job, pool: Pool) -> set[int]:
     """The job's events that are frequent in the pool: at least `FREQUENT` of its jobs have them."""
     usual = ((event, pool.find(event.template, id)) for event, id in _with_signatures(job))
-    return {event.number for event, one in usual if one is not None and one.jobs >= FREQUENT}
+    return {event.number for event, known in usual if known is not None and known.jobs >= FREQUENT}
 
 
 def _with_signatures(job: Job) -> Iterator[tuple[Event, str]]:
     """The job's events, each with the signature that matched it, "" without one."""
-    matched = {event: one.signature for one in job.matches.values() for event in one.events}
+    matched = {event: match.signature for match in job.matches.values() for event in match.events}
     return ((event, matched.get(event.number, "")) for event in job.events)
 
 

@@ -205,5 +205,5 @@ def _failed_alike(last: Sequence[Attempt]) -> bool:
     """True of two with one cause at one step; another rank may have made a step more."""
     if len(last) < 2 or last[0].cause is None or last[0].cause != last[1].cause:
         return False
-    one, other = (attempt.last_step for attempt in last)
-    return one == other or (one is not None and other is not None and abs(one - other) == 1)
+    step, other = (attempt.last_step for attempt in last)
+    return step == other or (step is not None and other is not None and abs(step - other) == 1)

@@ -20,7 +20,7 @@ ROLES = {
     "harmless": "looks like a fault and is none; takes the place of every other match",
 }
 
-#: What else the diagnosis has to know of a signature, or of all of a family (families.yaml).
+#: Further properties of a signature, or of all of a family (families.yaml).
 TRAITS = {
     # of a rank that waits for others, or has lost them
     "connection": "a connection failed; each rank closes its own at the end, others use theirs on",
@@ -86,7 +86,7 @@ if TYPE_CHECKING:  # for msgspec the choices themselves
     Level = str
     Trait = str
 else:
-    Role, Actor, Level, Trait = (Literal[one] for one in CHOICES.values())
+    Role, Actor, Level, Trait = (Literal[values] for values in CHOICES.values())
 
 
 class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,7 +106,7 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         rank: the more specific, the higher: of several that match one entry the highest counts;
             0 is the generic ones (any exception, any line of level ERROR).
         confidence: how sure the diagnosis is if this is all there is, 0 to 1.
-        levels: that an entry states, "" for none, of those that it looks at; () for all.
+        levels: that an entry states, "" for none, of those that it applies to; () for all.
         to_do: what to do, one to three short sentences in the imperative.
         survivable: a training often goes on after it, so it explains a failure only at the end.
         of_two: logged by one of two that do not agree, not always the one at fault.
@@ -140,7 +140,7 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     misses: tuple[Text, ...] = ()
 
 
-#: Their ids; library/inferred.yaml says the rest.
+#: Their ids; library/inferred.yaml has the rest.
 SILENT = "rank_fell_silent"
 FINISHED_ALONE = "rank_finished_early"
 SETTINGS_DIFFER = "settings_differ"
@@ -170,4 +170,4 @@ class InferredCause(Struct, frozen=True):
 def inferred_causes() -> dict[str, InferredCause]:
     """All of them by id."""
     text = Path(__file__).with_name("library").joinpath("inferred.yaml").read_text("utf-8")
-    return {one.id: one for one in convert(yaml.safe_load(text), list[InferredCause])}
+    return {cause.id: cause for cause in convert(yaml.safe_load(text), list[InferredCause])}

@@ -23,7 +23,7 @@ def stage_of_failure(scene: Scene, faults: Sequence[Fault], place: Occurrence | 
     if not faults or stage != "train":
         return stage
     named = place is not None and awaited(place.text) == "checkpoint"
-    named |= any(one.has("checkpoint") for one in faults)
+    named |= any(fault.has("checkpoint") for fault in faults)
     fails = faults[0].has("checkpoint") or (faults[0].has("write fails") and named)
     return "checkpoint" if fails else stage
 
@@ -32,7 +32,7 @@ def _stages(scene: Scene, faults: Sequence[Fault], place: Occurrence | None) -> 
     """By the own tracebacks, by the log, by other tracebacks, by the kind of fault."""
     if faults and faults[0].has("before start"):
         yield "launch"
-    matches = [match for one in faults for match in one.matches]
+    matches = [match for fault in faults for match in fault.matches]
     if place is not None:
         yield stage_of(place.text)
         for match in matches:
@@ -42,7 +42,7 @@ def _stages(scene: Scene, faults: Sequence[Fault], place: Occurrence | None) -> 
         yield _stage_at(scene, place)
     yield from (stage_of(match.first.text) for match in matches)
     yield from (stage for stage, _ in scene.job.stages[-1:])
-    yield from (one.signature.usual_stage for one in faults[:1])
+    yield from (fault.signature.usual_stage for fault in faults[:1])
 
 
 def _stage_at(scene: Scene, place: Occurrence) -> str:
@@ -52,14 +52,14 @@ def _stage_at(scene: Scene, place: Occurrence) -> str:
     stay in a stage of their first lines.
     """
     job, ordering, stage = scene.job, scene.ordering, place.stage
-    stepping = [one for one in job.stepping if one.steps >= _MIN_STEP_SHARE * job.most_steps]
-    own = [one for one in stepping if one.name == place.stream]
+    active = [stream for stream in job.stepping if stream.steps >= _MIN_STEP_SHARE * job.most_steps]
+    own = [stream for stream in active if stream.name == place.stream]
     if stage in (_LAUNCHING if own else _STARTING):
-        working = _working(scene, own or stepping, place)
-        stage = reduce(next_stage, (one.stage for one in working), stage)
+        working = _working(scene, own or active, place)
+        stage = reduce(next_stage, (entry.stage for entry in working), stage)
     if stage in _LAUNCHING:
         before = [name for name, at in job.stages if not ordering.after(at, place)]
-        return next((one for one in reversed(before) if one not in _LAUNCHING), stage)
+        return next((name for name in reversed(before) if name not in _LAUNCHING), stage)
     return stage
 
 
@@ -69,12 +69,12 @@ def _working(scene: Scene, streams: Sequence[JobStream], place: Occurrence) -> l
     latest = ordering.at_latest(place) or place
     working = [
         entry
-        for one in streams
-        for entry in (*one.tail, one.last_step_at)
+        for stream in streams
+        for entry in (*stream.tail, stream.last_step_at)
         if entry is not None
         and entry.stage not in _LAUNCHING
         and not ordering.after(entry, place if entry.file == place.file else latest)
     ]
     # Of another file, an entry without a time may as well have come later.
-    placed = [one for one in working if one.time is not None or one.file == place.file]
+    placed = [entry for entry in working if entry.time is not None or entry.file == place.file]
     return sorted(placed or working, key=ordering.key)

@@ -132,7 +132,7 @@ class Facts:
         return not (self.kind or self.alone)
 
     @property
-    def told(self) -> bool:
+    def job_wide(self) -> bool:
         """It may state what holds for the whole job."""
         return bool(self.world or self.job_id)
 
@@ -243,7 +243,7 @@ class Events:
         if known is not None or found is None:
             return known
         pairs = zip(tokens, found.log_template_tokens, strict=True)
-        same = all(one == other or ANY in (one, other) for one, other in pairs)
+        same = all(token == other or ANY in (token, other) for token, other in pairs)
         return self._of_cluster[found.cluster_id] if same else None
 
     def _search(self, tokens: list[str]) -> LogCluster | None:

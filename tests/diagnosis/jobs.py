@@ -10,9 +10,9 @@ USUAL = ("start rank", "model built", "step <NUM> loss <NUM>", "saved", "finishe
 
 
 class Maker:
-    """Says entries in order; entries of one text are of one event.
+    """Logs entries in order; entries of one text are of one event.
 
-    `ranks` have streams before they say anything; times count from `epoch`.
+    `ranks` have streams before they log anything; times count from `epoch`.
     """
 
     def __init__(self, world=None, *, ranks=0, shared=False, skew=None, node_of=None, epoch=1.7e9):
@@ -31,12 +31,12 @@ class Maker:
             self.job.streams[name] = JobStream(name=name, rank=rank, node=node)
         return self.job.streams[name]
 
-    def say(self, who, text, *, time=None, step=None, signature="", quote=None):
-        """An entry of a rank or of a stream; `quote` is what it says where its form is `text`."""
+    def log(self, who, text, *, time=None, step=None, signature="", quote=None):
+        """An entry of a rank or of a stream; `quote` is its text where its form is `text`."""
         stream = self._stream(who)
         file = "all.log" if self.shared else f"{stream.name.replace(' ', '_')}.log"
         line = self.job.files[file] = self.job.files.get(file, 0) + 1
-        one = Occurrence(
+        entry = Occurrence(
             file=file,
             line=line,
             stream=stream.name,
@@ -48,53 +48,53 @@ class Maker:
             stage="train",
         )
         self.order += 1
-        self._count(stream, one, text)
+        self._count(stream, entry, text)
         if step is not None:
-            stream.steps, stream.last_step, stream.last_step_at = stream.steps + 1, step, one
+            stream.steps, stream.last_step, stream.last_step_at = stream.steps + 1, step, entry
         if signature:
             key = signature, stream.name
-            new = Match(signature=signature, stream=stream.name, count=0, first=one, last=one)
+            new = Match(signature=signature, stream=stream.name, count=0, first=entry, last=entry)
             match = self.job.matches.setdefault(key, new)
-            match.count, match.last = match.count + 1, one
-            match.events.add(one.event)
-        return one
+            match.count, match.last = match.count + 1, entry
+            match.events.add(entry.event)
+        return entry
 
-    def _count(self, stream, one, template):
-        if one.event == len(self.job.events):
-            self.job.events.append(Event(number=one.event, template=template, first=one, last=one))
-        event = self.job.events[one.event]
-        event.last = one
+    def _count(self, stream, entry, key):
+        if entry.event == len(self.job.events):
+            self.job.events.append(Event(number=entry.event, template=key, first=entry, last=entry))
+        event = self.job.events[entry.event]
+        event.last = entry
         event.counts[stream.name] = event.counts.get(stream.name, 0) + 1
         stream.entries += 1
-        stream.files.add(one.file)
-        stream.tail.append(one)
-        stream.stage = one.stage
+        stream.files.add(entry.file)
+        stream.tail.append(entry)
+        stream.stage = entry.stage
         if len(stream.head) < HEAD:
-            stream.head.append(one)
-        if one.time is not None:
-            begin, end = self.job.spans.get(one.file, (one.time, one.time))
-            self.job.spans[one.file] = (min(begin, one.time), max(end, one.time))
-            stream.first_time = one.time if stream.first_time is None else stream.first_time
-            stream.last_time = one.time
+            stream.head.append(entry)
+        if entry.time is not None:
+            begin, end = self.job.spans.get(entry.file, (entry.time, entry.time))
+            self.job.spans[entry.file] = (min(begin, entry.time), max(end, entry.time))
+            stream.first_time = entry.time if stream.first_time is None else stream.first_time
+            stream.last_time = entry.time
 
     def steps(self, first, last):
         for step in range(first, last + 1):
-            for one in [*self.job.streams.values()]:
-                self.say(one.rank, "step <*> loss <*>", step=step)
+            for stream in [*self.job.streams.values()]:
+                self.log(stream.rank, "step <*> loss <*>", step=step)
 
     def train(self, ranks, *, steps=20, end=True):
-        """All say the same at the same moments; rank 0 says more."""
+        """All log the same at the same moments; rank 0 logs more."""
         for template in USUAL[:2]:
             for rank in ranks:
-                self.say(rank, template, time=0.01 * rank)
+                self.log(rank, template, time=0.01 * rank)
         for step in range(steps):
             for rank in ranks:
-                self.say(rank, USUAL[2], time=10.0 + step, step=step)
+                self.log(rank, USUAL[2], time=10.0 + step, step=step)
                 if rank == 0:
-                    self.say(rank, "learning rate <NUM>", time=10.0 + step)
+                    self.log(rank, "learning rate <NUM>", time=10.0 + step)
         for template in USUAL[3:] if end else ():
             for rank in ranks:
-                self.say(rank, template, time=11.0 + steps)
+                self.log(rank, template, time=11.0 + steps)
         return self
 
 
@@ -108,8 +108,8 @@ def killed(world, bad, *, order=None, **options):
     maker = Maker(world, **options).train(order, steps=10, end=False)
     for rank in order:
         if rank != bad:
-            maker.say(rank, "watchdog caught collective operation timeout", time=1820.0)
-            maker.say(rank, "aborting the process", time=1821.0)
+            maker.log(rank, "watchdog caught collective operation timeout", time=1820.0)
+            maker.log(rank, "aborting the process", time=1821.0)
     return maker.job
 
 

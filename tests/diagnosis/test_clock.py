@@ -53,27 +53,27 @@ def test_clocks_that_agree_and_seconds_since_boot_are_no_skew():
     assert clock_notes({}) == []
     maker = Maker(3, skew={2: 5000.0 - 1.7e9})
     for rank in range(3):
-        maker.say(rank, f"hello from <*> {rank}", time=0.0)
+        maker.log(rank, f"hello from <*> {rank}", time=0.0)
     assert clock_offsets(maker.job) == {}
 
 
 def test_a_time_without_a_year_takes_that_of_the_job():
     writer = Maker(epoch=0.0)
     dated = 1_714_702_447.0  # 2024-05-03 02:14:07
-    writer.say(0, "step", time=dated)
-    late = writer.say(1, "boom", time=NO_YEAR[0] + (31 + 29 + 31 + 30 + 2) * 86400.0 + 8057.0)
+    writer.log(0, "step", time=dated)
+    late = writer.log(1, "boom", time=NO_YEAR[0] + (31 + 29 + 31 + 30 + 2) * 86400.0 + 8057.0)
     ordering = Ordering(job=writer.job)
     assert ordering.seconds(late) == pytest.approx(dated + 10.0)
     assert ordering.span == (dated, dated)
-    booted = writer.say(2, "boom", time=4821.5)
+    booted = writer.log(2, "boom", time=4821.5)
     assert ordering.seconds(booted) is None
     assert ordering.dated(booted) == 4821.5
 
 
 def test_in_one_file_the_order_decides_whatever_the_clocks_say():
     writer = Maker(shared=True, epoch=0.0)
-    first = writer.say(0, "a", time=2e9 + 60.0)
-    second = writer.say(1, "b", time=2e9)
+    first = writer.log(0, "a", time=2e9 + 60.0)
+    second = writer.log(1, "b", time=2e9)
     ordering = Ordering(job=writer.job)
     assert ordering.after(second, first)
     assert not ordering.after(first, second)

@@ -20,8 +20,8 @@ def absences(job, *, siblings=(), offsets=None):
 
 def kinds(job, **options):
     found = {}
-    for one in absences(job, **options):
-        found.setdefault(one.target, {})[one.kind] = one
+    for row in absences(job, **options):
+        found.setdefault(row.target, {})[row.kind] = row
     return found
 
 
@@ -31,7 +31,7 @@ def test_a_healthy_job_lacks_nothing(world, shared):
     job = healthy(world, shared=shared)
     assert absences(job, siblings=[healthy(world)]) == []
     # Who leads may differ from the others without a sibling, but not by much.
-    assert all(one.strength < 0.5 for one in absences(job))
+    assert all(row.strength < 0.5 for row in absences(job))
 
 
 def test_a_silent_rank():
@@ -46,7 +46,7 @@ def test_silence_is_no_sign_where_most_are_silent_or_say_little():
     assert kinds(Maker(64).train([0]).job) == {}
     maker = Maker(64)
     for rank in range(63):
-        maker.say(rank, "memory <NUM>")
+        maker.log(rank, "memory <NUM>")
     assert kinds(maker.job)["rank 63"]["silent"].strength < 0.3
 
 
@@ -58,7 +58,7 @@ def test_a_rank_that_is_killed(world, shared):
     assert ended.strength > 0.6
     assert ended.words == "its last entry is 1802 s before the others'"
     assert all(
-        one.strength < 0.5 for name in found if name != "rank 2" for one in found[name].values()
+        row.strength < 0.5 for name in found if name != "rank 2" for row in found[name].values()
     )
 
 
@@ -74,7 +74,7 @@ def test_a_rank_that_stops_before_the_others_without_times(steps, words):
     for step in range(20):
         for rank in range(8):
             if rank != 5 or step < 12:
-                maker.say(rank, USUAL[2], step=step if steps else None)
+                maker.log(rank, USUAL[2], step=step if steps else None)
     found = kinds(maker.job)["rank 5"]["ended early"]
     assert found.words == words
     assert found.strength > (0.9 if steps else 0.7)
@@ -85,7 +85,7 @@ def test_files_that_end_one_after_another_are_no_order():
     maker = Maker(8)
     for rank in range(8):
         for _ in range(20):
-            maker.say(rank, "tick")
+            maker.log(rank, "tick")
     assert kinds(maker.job) == {}
 
 
@@ -105,15 +105,15 @@ def test_renaming_ranks_permutes_the_result(names, bad):
     renamed = {f"rank {rank}": f"rank {new[rank]}" for rank in range(12)}
     first = absences(killed(12, bad))
     second = absences(killed(12, new[bad], order=new))
-    assert {(renamed[one.target], one.kind, one.strength, one.words) for one in first} == {
-        (one.target, one.kind, one.strength, one.words) for one in second
+    assert {(renamed[row.target], row.kind, row.strength, row.words) for row in first} == {
+        (row.target, row.kind, row.strength, row.words) for row in second
     }
 
 
 @given(st.integers(4, 20), st.integers(1, 20))
 def test_more_healthy_ranks_blame_none(world, more):
     for size in (world, world + more):
-        strong = {one.target for one in absences(killed(size, 2)) if one.strength >= 0.5}
+        strong = {row.target for row in absences(killed(size, 2)) if row.strength >= 0.5}
         assert strong == {"rank 2"}
 
 
@@ -129,8 +129,8 @@ def signature(name, role, **more):
 
 
 LIBRARY = {
-    one.id: one
-    for one in (
+    fault.id: fault
+    for fault in (
         signature("oom", "cause"),
         signature("warned", "cause", survivable=True),
         signature("timeout", "echo"),
@@ -161,7 +161,7 @@ def test_a_fault_that_the_training_lived_through_explains_nothing(
 ):
     maker = Maker(ranks=4, shared=True)
     maker.steps(0, 9)
-    maker.say(1, "a fault", signature=signature_id)
+    maker.log(1, "a fault", signature=signature_id)
     maker.steps(10, 9 + later_steps)
     found = faults_of(maker.job)
     assert bool(found) is not survived
@@ -171,14 +171,14 @@ def test_a_fault_that_the_training_lived_through_explains_nothing(
 def test_an_end_that_one_rank_alone_reports_is_no_end_of_the_job(done, alone):
     maker = Maker(ranks=8, shared=True)
     for rank in (1, 2):
-        maker.say(rank, "timed out", signature="timeout")
+        maker.log(rank, "timed out", signature="timeout")
     for rank in done:
-        maker.say(rank, "all done", signature="completed")
+        maker.log(rank, "all done", signature="completed")
     assert ended_alone(maker.job, LIBRARY) == alone
     assert bool(faults_of(maker.job)) == bool(alone)
 
 
-def test_a_rank_missing_among_many_is_silent_though_no_size_is_told():
+def test_a_rank_missing_among_many_is_silent_though_no_size_is_stated():
     maker = Maker(ranks=16, shared=True)
     del maker.job.streams["rank 11"]
     assert maker.job.silent_ranks == [11]
@@ -186,13 +186,13 @@ def test_a_rank_missing_among_many_is_silent_though_no_size_is_told():
     assert maker.job.silent_ranks == []
 
 
-def test_how_often_is_told_by_ranks_nodes_and_files():
+def test_how_often_is_counted_by_ranks_nodes_and_files():
     maker = Maker(ranks=4, shared=True)
     for rank in (0, 1, 1, 3):
-        maker.say(rank, "timed out", signature="timeout")
+        maker.log(rank, "timed out", signature="timeout")
     (cause,) = faults_of(maker.job)
     assert how_often(cause, maker.job) == "logged 4 times by 3 ranks"
-    maker.say("launcher", "timed out", signature="timeout")
+    maker.log("launcher", "timed out", signature="timeout")
     (cause,) = faults_of(maker.job)
     assert how_often(cause, maker.job) == "logged 5 times by 3 ranks and 1 file"
     stream = maker.job.streams["launcher"]

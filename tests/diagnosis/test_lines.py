@@ -149,7 +149,7 @@ def test_of_several_exceptions_the_last_traceback_speaks():
         ("load data", [("/datasets/run/streaming/dataset.py", "check")]),
         ("", [("/datasets/run/model.py", "check")]),
         ("", [("/datasets/train_dataloader.py", "<module>")]),
-        # A launcher's own frames, and a list of layers, tell no stage.
+        # A launcher's own frames, and a list of layers, state no stage.
         ("", [("/lib/torch/distributed/elastic/agent/api.py", "_initialize_workers"),
               ("/lib/torch/nn/modules/container.py", "__getitem__")]),
         # A check of values is no evaluation of a model.

@@ -74,7 +74,7 @@ class SignatureError(ValueError):
 
 
 def form_of(text: str | bytes) -> bytes:
-    """A text as gates see it: lower case (of ASCII) and without digits."""
+    """A text as gates are sought in it: lower case (of ASCII) and without digits."""
     raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
     return raw.lower().translate(None, _DIGITS)
 
@@ -105,19 +105,19 @@ def read(path: Path) -> Iterator[Signature]:
 def signature_of(path: Path, name: Any, entry: Any) -> Signature:
     """The signature of a mapping of fields. Raises SignatureError, which names path and name."""
     try:
-        one = msgspec.convert(entry, Signature)
+        fault = msgspec.convert(entry, Signature)
     except msgspec.ValidationError as error:
         why, field = refused(entry, error), re.search(r"\$\.(\w+)", str(error))
         if "enum value" in why or "unknown field" in why:
             words = CHOICES[field[1]] if field else Signature.__struct_fields__
             why += f"; accepted are {', '.join(map(repr, words))}"
         raise SignatureError(f"{path}: {name}: {why}") from None
-    if (one.role in QUIET_ROLES) == bool(one.actor) or bool(one.actor) > bool(one.to_do):
+    if (fault.role in QUIET_ROLES) == bool(fault.actor) or bool(fault.actor) > bool(fault.to_do):
         accepted = f"both, or neither for {' and '.join(QUIET_ROLES)}"
-        raise wrong(path, name, "actor, to_do", f"{one.actor!r}, {list(one.to_do)}", accepted)
-    traits = (*one.traits, *traits_of(one.family))
-    stage = families().get(one.family, {}).get("stage", "")
-    return msgspec.structs.replace(one, traits=traits, usual_stage=stage)
+        raise wrong(path, name, "actor, to_do", f"{fault.actor!r}, {list(fault.to_do)}", accepted)
+    traits = (*fault.traits, *traits_of(fault.family))
+    stage = families().get(fault.family, {}).get("stage", "")
+    return msgspec.structs.replace(fault, traits=traits, usual_stage=stage)
 
 
 @cache
@@ -131,35 +131,35 @@ def traits_of(family: str) -> tuple[str, ...]:
     return tuple(families().get(family, {}).get("traits", ()))
 
 
-def check(path: Path, one: Signature) -> None:
+def check(path: Path, fault: Signature) -> None:
     """Try a signature's patterns and gates on its own examples. Raises SignatureError."""
-    found: dict[str, list[Any]] = {text: [] for text in ("", *one.matches, *one.misses)}
-    for pattern in one.patterns:
+    found: dict[str, list[Any]] = {text: [] for text in ("", *fault.matches, *fault.misses)}
+    for pattern in fault.patterns:
         try:
             for text, matches in found.items():
                 match = compiled(pattern).search(text, timeout=1.0)
                 matches += [match] if match else []
-        except regex.error as error:
-            raise wrong(path, one.id, "patterns", f"{pattern!r} ({error})", "a pattern") from None
+        except regex.error as why:
+            raise wrong(path, fault.id, "patterns", f"{pattern!r} ({why})", "a pattern") from None
         except TimeoutError:
             accepted = "one that ends on the signature's own examples within a second"
-            raise wrong(path, one.id, "patterns", repr(pattern), accepted) from None
+            raise wrong(path, fault.id, "patterns", repr(pattern), accepted) from None
     for match in found[""]:
         accepted = "one that needs some text"
-        raise wrong(path, one.id, "patterns", repr(match.re.pattern), accepted)
-    for text in one.matches:
+        raise wrong(path, fault.id, "patterns", repr(match.re.pattern), accepted)
+    for text in fault.matches:
         if not found[text]:
-            raise wrong(path, one.id, "matches", repr(text), "a text that a pattern matches")
+            raise wrong(path, fault.id, "matches", repr(text), "a text that a pattern matches")
         for match in found[text]:
-            if not any(gate.encode() in line for line in _lines_of(match) for gate in one.gates):
-                raise wrong(path, one.id, "gates", repr(text), "a gate in a line of this example")
-    for text in one.misses:
+            if not any(gate.encode() in line for line in _lines_of(match) for gate in fault.gates):
+                raise wrong(path, fault.id, "gates", repr(text), "a gate in a line of this example")
+    for text in fault.misses:
         if found[text]:
-            raise wrong(path, one.id, "misses", repr(text), "a text that no pattern matches")
+            raise wrong(path, fault.id, "misses", repr(text), "a text that no pattern matches")
 
 
 def _lines_of(match: Any) -> list[bytes]:
-    """The lines that a match touches, as gates see them."""
+    """The lines that a match touches, as `form_of` gives them."""
     text = match.string
     start = text.rfind("\n", 0, match.start()) + 1
     end = text.find("\n", match.end())
@@ -252,14 +252,14 @@ class SignatureLibrary:
     def __init__(self, signatures: Iterable[tuple[Signature, Path]]) -> None:
         self._by_id: dict[str, Signature] = {}
         self.files: dict[str, Path] = {}
-        for one, path in signatures:
-            if one.id in self._by_id:
-                accepted = f"an id of its own: {self.files[one.id]} has it"
-                raise wrong(path, one.id, "id", "one given twice", accepted)
-            self._by_id[one.id] = one
-            self.files[one.id] = path
-        self._gates = WordIndex((gate.encode(), one.id) for one in self for gate in one.gates)
-        self._patterns = {one.id: one.patterns for one in self}
+        for fault, path in signatures:
+            if fault.id in self._by_id:
+                accepted = f"an id of its own: {self.files[fault.id]} has it"
+                raise wrong(path, fault.id, "id", "one given twice", accepted)
+            self._by_id[fault.id] = fault
+            self.files[fault.id] = path
+        self._gates = WordIndex((gate.encode(), fault.id) for fault in self for gate in fault.gates)
+        self._patterns = {fault.id: fault.patterns for fault in self}
         self._of_form: dict[bytes, list[str]] = {}
 
     @classmethod
@@ -276,9 +276,9 @@ class SignatureLibrary:
         """
         own = []
         for path in map(Path, paths):
-            for one in read(path):
-                check(path, one)
-                own.append((one, path))
+            for fault in read(path):
+                check(path, fault)
+                own.append((fault, path))
         return cls([*_shipped(), *own])
 
     def __getitem__(self, id: str) -> Signature:
@@ -308,8 +308,8 @@ class SignatureLibrary:
 
     def _found(self, text: str, level: str) -> Matches:
         candidates = self._candidates(form_of(text), level)
-        fields = [(one, self._fields(one, text)) for one in candidates]
-        found = [(one, groups) for one, groups in fields if groups is not None]
+        fields = [(fault, self._fields(fault, text)) for fault in candidates]
+        found = [(fault, groups) for fault, groups in fields if groups is not None]
         harmless = [pair for pair in found if pair[0].role == "harmless"]
         return sorted(
             harmless or found,
@@ -322,8 +322,8 @@ class SignatureLibrary:
             return any(
                 loosely(pattern).search(way.replace("0", ""), timeout=PATTERN_SECONDS)
                 for way in {plain, _bare(plain)}
-                for one in self._candidates(form_of(way), level)
-                for pattern in self._patterns[one.id]
+                for fault in self._candidates(form_of(way), level)
+                for pattern in self._patterns[fault.id]
             )
         except TimeoutError:
             return True
@@ -331,7 +331,7 @@ class SignatureLibrary:
     def _candidates(self, form: bytes, level: str) -> list[Signature]:
         """Those with a gate in the form, by id."""
         signatures = (self._by_id[id] for id in self._ids(form))
-        return [one for one in signatures if not one.levels or level in one.levels]
+        return [fault for fault in signatures if not fault.levels or level in fault.levels]
 
     def _ids(self, form: bytes, words: Collection[bytes] | None = None) -> list[str]:
         ids = self._of_form.get(form)
@@ -342,15 +342,15 @@ class SignatureLibrary:
             self._of_form[form] = ids
         return ids
 
-    def _fields(self, one: Signature, text: str) -> dict[str, str] | None:
+    def _fields(self, fault: Signature, text: str) -> dict[str, str] | None:
         try:
-            for pattern in self._patterns[one.id]:
+            for pattern in self._patterns[fault.id]:
                 if match := compiled(pattern).search(text, timeout=PATTERN_SECONDS):
                     return {key: value for key, value in match.groupdict().items() if value}
         except TimeoutError:
-            self._patterns[one.id] = ()
-            taken = f"a pattern took more than {PATTERN_SECONDS} s on one entry"
-            warnings.warn(f"{self.files[one.id]}: {one.id}: switched off: {taken}", stacklevel=3)
+            self._patterns[fault.id] = ()
+            why = f"a pattern took more than {PATTERN_SECONDS} s on one entry"
+            warnings.warn(f"{self.files[fault.id]}: {fault.id}: switched off: {why}", stacklevel=3)
         return None
 
 
@@ -363,5 +363,5 @@ def _bare(text: str) -> str:
 
 def _shipped() -> Iterator[tuple[Signature, Path]]:
     for path in sorted(_FOLDER.glob("*.yaml")):
-        yield from ((one, path) for one in read(path))
-    yield from ((one, TABLE) for one in read_xids())
+        yield from ((fault, path) for fault in read(path))
+    yield from ((fault, TABLE) for fault in read_xids())

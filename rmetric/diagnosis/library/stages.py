@@ -38,7 +38,7 @@ _MLPERF = ":::ml"  # :::MLLOG and :::MLL
 _NONE = re.compile(
     r"traceback \(most recent|^\s*file \"|\b(error|exception)\b[:\]]|\bfailed\b|\bno module named\b"
 )
-#: What a rank says before it reads data or a checkpoint and does not come back.
+#: What a rank logs before it reads data or a checkpoint and does not come back.
 _WAITS_IN = {
     "checkpoint": re.compile(
         r"(?i)check-?point|ckpt|\bsav(?:e|ing)\b|state[_ ]dict|write_(?:data|files)"
@@ -133,7 +133,7 @@ def stage_of(text: str) -> str:
     for raised in _CHAINED.split(text):
         names = _names(raised)
         for name in reversed(names):
-            if found := next((one for one, words in _STAGES.items() if words.search(name)), ""):
+            if found := next((stage for stage, words in _STAGES.items() if words.search(name)), ""):
                 return found
         if any(map(_TRAINS.search, names)):
             return "train"
@@ -148,7 +148,7 @@ def _names(raised: str) -> list[str]:
         if _BESIDES.search(path):
             continue
         if name != "<module>":  # a whole program may be called after its data
-            names += [one for one, files in _FILES.items() if files.search(path)]
+            names += [function for function, files in _FILES.items() if files.search(path)]
         names.append(name)
         if not NOT_OWN.search(path):
             names += _CALLS.findall(frame["code"] or "")

@@ -111,7 +111,7 @@ def names_in(file: str, nodes: Collection[str]) -> list[str]:
 def natural(name: str) -> list[tuple[int, str]]:
     """Sort key by which rank_2 precedes rank_10."""
     parts = re.split(r"(\d+)", name)
-    return [(int(one), "") if at % 2 else (-1, one) for at, one in enumerate(parts)]
+    return [(int(part), "") if at % 2 else (-1, part) for at, part in enumerate(parts)]
 
 
 def _labelled(name: str) -> FileIdentity:
@@ -134,11 +134,11 @@ def _labelled(name: str) -> FileIdentity:
 def _take_msrun(names: Sequence[str], files: list[FileIdentity]) -> None:
     """Ranks of the files beside a scheduler's, and of those in the folders of other nodes."""
     found = [_MSRUN.fullmatch(name) for name in names]
-    scheduled = {one["folder"] for one in found if one and one["rank"] is None}
-    times = Counter(one["rank"] for one in found if one)
-    for at, one in enumerate(found if scheduled else ()):
-        if one and one["rank"] and (times[one["rank"]] == 1 or one["folder"] in scheduled):
-            files[at] = FileIdentity(rank=int(one["rank"]))
+    scheduled = {match["folder"] for match in found if match and match["rank"] is None}
+    times = Counter(match["rank"] for match in found if match)
+    for at, match in enumerate(found if scheduled else ()):
+        if match and match["rank"] and (times[match["rank"]] == 1 or match["folder"] in scheduled):
+            files[at] = FileIdentity(rank=int(match["rank"]))
 
 
 def _take_counted(names: Sequence[str], files: list[FileIdentity]) -> None:
@@ -207,24 +207,24 @@ def _take_folders(names: Sequence[str], files: list[FileIdentity]) -> None:
 def _count_over_nodes(files: list[FileIdentity]) -> None:
     """Ranks within numbered nodes into global ones."""
     places: dict[str, set[int]] = defaultdict(set)
-    for one in files:
-        within = one.local_rank if one.rank is None else one.rank
-        if one.node is None:
-            one.rank = within
+    for file in files:
+        within = file.local_rank if file.rank is None else file.rank
+        if file.node is None:
+            file.rank = within
         elif within is not None:
-            places[one.node].add(within)
+            places[file.node].add(within)
     every = set().union(*places.values())
     # A rank on two nodes is not of the whole job.
     several = sum(map(len, places.values())) > len(every)
-    each = max(map(len, places.values()), default=0)
-    numbers = {one.node_number for one in files if one.node in places}
-    equal = all(ranks == {*range(each)} for ranks in places.values())
+    per_node = max(map(len, places.values()), default=0)
+    numbers = {file.node_number for file in files if file.node in places}
+    equal = all(ranks == {*range(per_node)} for ranks in places.values())
     equal &= numbers == {*range(len(places))}
-    for one in files if several or len(places) <= 1 else ():
-        if one.node not in places or not several:
-            one.rank = one.local_rank if one.rank is None else one.rank
+    for file in files if several or len(places) <= 1 else ():
+        if file.node not in places or not several:
+            file.rank = file.local_rank if file.rank is None else file.rank
             continue
-        local = one.rank if one.local_rank is None else one.local_rank
-        one.local_rank, one.rank = local, None
+        local = file.rank if file.local_rank is None else file.local_rank
+        file.local_rank, file.rank = local, None
         if equal and local is not None:
-            one.rank = (one.node_number or 0) * each + local
+            file.rank = (file.node_number or 0) * per_node + local

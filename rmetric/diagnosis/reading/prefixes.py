@@ -144,7 +144,7 @@ def _chain(counted: Collection[str]) -> tuple[str, str]:
     used = [_bare(pattern) for name, pattern in COUNTED.items() if name in counted]
     some = f"(?:{'|'.join(plain)})*"
     # Once each: "0: 0:1: no option" is a rank and its text.
-    return some + "".join(f"(?:{one})?" for one in used) + some, "|".join([*plain, *used])
+    return some + "".join(f"(?:{pattern})?" for pattern in used) + some, "|".join([*plain, *used])
 
 
 def _bare(pattern: str) -> str:
@@ -313,16 +313,16 @@ class PrefixParser:
         at, end = match.span(group)
         while at < end:
             ways = ((name, _COMPILED[name].match(match.string, at)) for name in self._forms)
-            way = next(((name, one) for name, one in ways if one and at < one.end() <= end), None)
+            way = next(((name, hit) for name, hit in ways if hit and at < hit.end() <= end), None)
             if way is None:
                 return
-            name, one = way
-            fields = _values(one.groupdict())
+            name, hit = way
+            fields = _values(hit.groupdict())
             if name == "torch" and self.role_is_rank and "torchrun" not in kinds:
                 name, fields = "torchrun", {"local_rank": fields["rank"]}
             kinds.append("srun" if name == "labelled" else name)
             found |= fields
-            at = one.end()
+            at = hit.end()
 
 
 def _values(fields: Mapping[str, bytes | None]) -> dict[str, Any]:
@@ -376,8 +376,8 @@ def _are_hosts(heads: list[re.Match[bytes]], distinct: int, share: float) -> boo
     forms = {re.sub(rb"\d+", b"0", host) for host in hosts}
     # Devices are counted from 0, and their numbers have no zero before them.
     numbers = [match[1] for host in hosts if (match := _OF_DEVICE.fullmatch(host))]
-    named = len(numbers) == len(hosts) and all(len(one) == 2 for one in numbers)
-    words = any((NO_HOST.match(one) and not named) or one.endswith(_CODE) for one in hosts)
+    named = len(numbers) == len(hosts) and all(len(number) == 2 for number in numbers)
+    words = any((NO_HOST.match(host) and not named) or host.endswith(_CODE) for host in hosts)
     return len(forms) == 1 and share >= 0.5 and len(heads) >= 2 * distinct and not words
 
 

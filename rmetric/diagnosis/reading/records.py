@@ -197,10 +197,10 @@ def _listed(blocks: Iterator[bytes]) -> Iterator[_Entry]:
             break
         values, labels = record.get("values"), record.get("stream")
         if isinstance(values, list) and isinstance(labels, dict):  # a stream of Loki, all its lines
-            said = [one for one in values if isinstance(one, list) and len(one) > 1]
-            for time, line, *_ in said[:: -1 if said and said[0][0] > said[-1][0] else 1]:
-                one = {"labels": labels, "timestamp": time, "line": line}
-                streams.append((number, *_entry(one, "")))
+            pairs = [pair for pair in values if isinstance(pair, list) and len(pair) > 1]
+            for time, line, *_ in pairs[:: -1 if pairs and pairs[0][0] > pairs[-1][0] else 1]:
+                entry = {"labels": labels, "timestamp": time, "line": line}
+                streams.append((number, *_entry(entry, "")))
         else:
             yield number, *_entry(record, text[at:end])
         found = _NEXT.match(text, end) or _LIST.search(text, end)
@@ -261,7 +261,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 def _of_collector(record: Any) -> bool:
     if not isinstance(record, dict):
         return False
-    keys, objects = record.keys(), {key for key, one in record.items() if isinstance(one, dict)}
+    keys, objects = record.keys(), {key for key, value in record.items() if isinstance(value, dict)}
     return bool(
         _KEYS_OF_COLLECTORS & keys
         or "kubernetes" in objects
@@ -353,8 +353,8 @@ def _rows(delimiter: str, names: list[str], blocks: Iterator[bytes]) -> Iterator
             continue
         record = dict(zip(names, map(str.strip, cells), strict=False))
         if event:  # as `kubectl get events` prints it
-            said = " ".join(record[name] for name in (*event, of_text))
-            record = {of_time: record[of_time], of_text: said}
+            text = " ".join(record[name] for name in (*event, of_text))
+            record = {of_time: record[of_time], of_text: text}
         yield number, *_entry(record, row, str)  # times stay as they are written
 
 

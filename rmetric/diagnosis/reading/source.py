@@ -115,8 +115,8 @@ class Lines:
             lines = [_left(line) if b"\r" in line else line for line in lines]
         if not body.isascii() and not _is_utf8(body):
             # A line that was cut may end within a letter.
-            short = ((at, line) for at, line in enumerate(lines) if len(line) < self.longest)
-            self.foreign = self._more(self.foreign, [at for at, one in short if not _is_utf8(one)])
+            full = ((at, line) for at, line in enumerate(lines) if len(line) < self.longest)
+            self.foreign = self._more(self.foreign, [at for at, line in full if not _is_utf8(line)])
         longest = max(map(len, lines))
         if longest > self.longest:
             long = [at for at, line in enumerate(lines) if len(line) > self.longest]
@@ -150,8 +150,8 @@ def _layers(lines: Sequence[bytes]) -> Layers:
     layers = Layers()
     while len(sample) >= FEWEST and len(layers) < _DEEPEST:
         enough = _MOST * len(sample)
-        marks = (one for one in _MARKS if sum(map(bool, map(one.match, sample))) >= enough)
-        layer = next((one for one in _NUMBERS if _numbers(one, sample)), None) or next(marks, None)
+        marks = (mark for mark in _MARKS if sum(map(bool, map(mark.match, sample))) >= enough)
+        layer = next((num for num in _NUMBERS if _numbers(num, sample)), None) or next(marks, None)
         blank = min((line[: -len(line.lstrip(b" \t"))] for line in sample), key=len)
         blank = blank if all(line.startswith(blank) for line in sample) else b""
         if layer is None and len(blank.expandtabs()) > 1:  # one space Megatron's lines have
@@ -195,11 +195,11 @@ def _is_utf8(text: bytes) -> bool:
 
 def unwrapped(text: bytes) -> bytes:
     """The text of a whole file, or its first bytes, as `Lines` gives it."""
-    lines = [line for lines in Lines().lists(said(iter([text]))[0]) for line in lines]
+    lines = [line for lines in Lines().lists(logged(iter([text]))[0]) for line in lines]
     return b"\n".join(lines) + (b"\n" if text.endswith(b"\n") else b"")
 
 
-def said(
+def logged(
     blocks: Iterator[bytes], *, may_turn: bool = True
 ) -> tuple[Iterator[bytes], Export | None]:
     """Blocks of what was logged, and the export that holds it; None without."""
@@ -289,7 +289,7 @@ class LogSource:
             return
         damage, lines = list[str](), Lines()
         self._lines = lines
-        blocks, export = said(
+        blocks, export = logged(
             decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True)),
             may_turn=self.size <= MOST_BACKWARDS,
         )

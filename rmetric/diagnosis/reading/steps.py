@@ -116,7 +116,7 @@ def _beside_loss(text: str) -> StepMatch | None:
     """A step in the words of the readers of training logs (rmetric/readers/names.py)."""
     if _WORD.search(text):  # refused
         return None
-    line = next((one for one in text.split("\n") if any(loss in one for loss in _LOSSES)), "")
+    line = next((line for line in text.split("\n") if any(loss in line for loss in _LOSSES)), "")
     step = stated_step(line)
     return None if step is None else StepMatch("beside a loss", step)
 
@@ -169,7 +169,7 @@ def match_step(text: str) -> StepMatch | None:
     text = text[:_HEAD].lower()
     if _NO_STEP.search(text):
         return None
-    return next((found for one in _forms_of(text) if (found := one.read(text))), None)
+    return next((found for form in _forms_of(text) if (found := form.read(text))), None)
 
 
 def planned_steps(text: str, step: int) -> int | None:

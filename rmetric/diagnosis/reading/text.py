@@ -91,7 +91,7 @@ class WordIndex(Generic[Item]):
         number = Counter(run for literal, _ in literals for run in runs_of(literal))
         self._by_run: dict[bytes, list[tuple[bytes, Item]]] = defaultdict(list)
         for literal, item in literals:
-            run = min(runs_of(literal), key=lambda one: (number[one], one), default=b"")
+            run = min(runs_of(literal), key=lambda run: (number[run], run), default=b"")
             self._by_run[run].append((literal, item))
         self._short = self._by_run.pop(b"", [])
 
@@ -99,7 +99,7 @@ class WordIndex(Generic[Item]):
         """Items of the literals that occur in a line in lower case; an item may recur."""
         found = self._by_run.keys() & (runs_of(line) if runs is None else runs)
         candidates = [self._short, *map(self._by_run.__getitem__, found)]
-        return [item for each in candidates for literal, item in each if literal in line]
+        return [item for group in candidates for literal, item in group if literal in line]
 
 
 def runs_of(line: bytes) -> set[bytes]:

@@ -1,1 +1,1 @@
-"""What people see of a diagnosis: its lines of the log, its text, the page of an incident."""
+"""Output of a diagnosis for people: its lines of the log, its text, the page of an incident."""

@@ -80,7 +80,7 @@ class Gpus(NamedTuple):
     @property
     def unwell(self) -> list[str]:
         """Keys of those that were not always healthy, in the order in which they showed it."""
-        return list(dict.fromkeys(one.key for one in self.news if one.level != "healthy"))
+        return list(dict.fromkeys(state.key for state in self.news if state.level != "healthy"))
 
 
 class Mark(NamedTuple):
@@ -104,8 +104,8 @@ class Timeline:
         self.start, self.end = start, end
         self.lanes = dict[str, list[Mark]]()
         for name, marks in lanes.items():
-            on_it = [one for one in marks if one.start <= end and (one.end or one.start) >= start]
-            self.lanes |= {name: on_it} if on_it else {}
+            on = [mark for mark in marks if mark.start <= end and (mark.end or mark.start) >= start]
+            self.lanes |= {name: on} if on else {}
 
     def place(self, time: float) -> str:
         """Position of a moment; of one beyond the axis, its end."""
@@ -140,7 +140,7 @@ def incident_page(
     gpus = None
     if telemetry is not None:
         source = ReplayedReadings(telemetry)
-        gpus = Gpus(source.poll(), {key: one.time for key, one in source.verdicts().items()})
+        gpus = Gpus(source.poll(), {key: state.time for key, state in source.verdicts().items()})
     times, remarks = timelines(diagnosis, metric, gpus)
     shown, more = listed([] if metric is None else metric.trace.began, MOST_ALARMS)
     news, more_news = listed([] if gpus is None else _rows(gpus, diagnosis), MOST_NEWS)
@@ -153,9 +153,9 @@ def incident_page(
         sureness=render.sureness(diagnosis),
         acts=render.WHO_ACTS.get(diagnosis.actor or "", diagnosis.actor or ""),
         text=render.verdict(diagnosis),
-        said=excerpt, plain=plain, place=render.place,
+        excerpt=excerpt, plain=plain, place=render.place,
         # Without its file, which has a column of its own.
-        speakers=lambda one: [plain(who) for who in one.who if who != one.file],
+        speakers=lambda event: [plain(who) for who in event.who if who != event.file],
         moment=lambda time: "" if time is None else clock(time),
         timelines=times, remarks=remarks,
         metric=metric,
@@ -177,10 +177,10 @@ def timelines(
     diagnosis: Diagnosis, metric: Metric | None, gpus: Gpus | None
 ) -> tuple[list[Timeline], list[str]]:
     """The whole job and, where the events are too close there, the events alone; and remarks."""
-    events = [(i, one) for i, one in enumerate(diagnosis.events, 1) if on_axis(one.time)]
-    moments = [float(one.time or 0) for _, one in events]
+    events = [(i, event) for i, event in enumerate(diagnosis.events, 1) if on_axis(event.time)]
+    moments = [float(event.time or 0) for _, event in events]
     ends = [diagnosis.job.get(name) for name in ("first_time", "last_time")]
-    times = [*moments, *(float(one) for one in ends if one and on_axis(one))]
+    times = [*moments, *(float(end) for end in ends if end and on_axis(end))]
     remarks = _remarks(diagnosis, len(events))
     if not times:
         return [], [*remarks, "The logs state no times, so nothing stands on an axis of time."]
@@ -193,8 +193,8 @@ def timelines(
         remarks.append("The GPUs' recording does not overlap with the logs' times: other clocks, "
                        "or another day.")  # fmt: skip
     single = {
-        f"{i}. {one.role}: {plain(one.why) or excerpt(one)}": [_event(i, one)]
-        for i, one in events[:_MOST_EVENTS]
+        f"{i}. {event.role}: {plain(event.why) or excerpt(event)}": [_event(i, event)]
+        for i, event in events[:_MOST_EVENTS]
     }
     apart = max(moments, default=0.0) - min(moments, default=0.0)
     if not 0 < apart <= _CROWDED * (end - start):
@@ -206,17 +206,17 @@ def timelines(
 
 
 def _remarks(diagnosis: Diagnosis, on_it: int) -> list[str]:
-    timed = sum(one.time is not None for one in diagnosis.events)
+    timed = sum(event.time is not None for event in diagnosis.events)
     without = len(diagnosis.events) - timed if on_it else 0
     kinds = ((without, "without a time"), (timed - on_it, "whose time has no date and year"))
     return [f"{counted(n, 'event')} {kind}: only in the table." for n, kind in kinds if n]
 
 
 def _stages(diagnosis: Diagnosis, end: float) -> list[Mark]:
-    stages = [one for one in diagnosis.job.get("stages", ()) if on_axis(one["time"])]
+    stages = [stage for stage in diagnosis.job.get("stages", ()) if on_axis(stage["time"])]
     marks = []
-    for one, after in zip(stages, [*(one["time"] for one in stages[1:]), end], strict=False):
-        name, time = one["stage"], one["time"]
+    for stage, after in zip(stages, [*(stage["time"] for stage in stages[1:]), end], strict=False):
+        name, time = stage["stage"], stage["time"]
         kind = f"stage{STAGES.index(name) + 1 if name in STAGES else 7}"
         label = f"{name}, from {clock(time)}"
         marks.append(Mark(time, kind, label, end=max(after, time), shown=name))
@@ -237,7 +237,7 @@ def metric_lanes(metric: Metric | None) -> Lanes:
         for alarm in metric.trace.began[:MOST_ALARMS]
         if (time := records[alarm.position].time) is not None
     ]
-    timed = [(one.step, one.time) for one in records if one.time is not None]
+    timed = [(record.step, record.time) for record in records if record.time is not None]
     decisions = []
     for event in decisions_of(metric.scored.run)[:MOST_ALARMS]:
         step = event.step if event.to is None else event.to
@@ -252,13 +252,13 @@ def _gpu_lanes(gpus: Gpus | None) -> Lanes:
         return {}
     lanes = dict[str, list[Mark]]()
     for key in gpus.unwell[:_MOST_GPUS]:
-        own = [one for one in gpus.news if one.key == key]
-        ends = [*(one.time for one in own[1:]), max(gpus.until[key], own[-1].time)]
+        own = [state for state in gpus.news if state.key == key]
+        ends = [*(state.time for state in own[1:]), max(gpus.until[key], own[-1].time)]
         marks = lanes[f"GPU {key}"] = []
-        for one, end in zip(own, ends, strict=True):
-            label = f"{one.level}: {'; '.join(one.reasons)}".rstrip(": ")
-            shown = "" if one.level == "healthy" else one.level
-            marks += [Mark(one.time, one.level, label, end, shown)] * (one.time >= FIRST_TIME)
+        for state, end in zip(own, ends, strict=True):
+            label = f"{state.level}: {'; '.join(state.reasons)}".rstrip(": ")
+            shown = "" if state.level == "healthy" else state.level
+            marks += [Mark(state.time, state.level, label, end, shown)] * (state.time >= FIRST_TIME)
     return lanes
 
 
@@ -278,9 +278,9 @@ def read_metric(path: Path, diagnosis: Diagnosis) -> Metric:
     remarks = []
     if len(runs) > 1:
         remarks.append(f"the log holds {counted(len(runs), 'run')}: this is the first")
-    panels = [one for one in charts.panels if one.name in _PANELS]
+    panels = [panel for panel in charts.panels if panel.name in _PANELS]
     # As published the R-Metric alarms in most healthy runs too: it explains no incident.
-    own = [one for one in charts.lines if one.kind != "published-alarm"]
+    own = [line for line in charts.lines if line.kind != "published-alarm"]
     lines = [*own, *_lines(diagnosis, charts, remarks)]
     charts = replace(charts, groups={"Loss and alarms": panels}, lines=lines)
     return Metric(scored, trace, charts, path, _offset(scored, diagnosis, remarks), remarks)
@@ -305,11 +305,11 @@ def _lines(diagnosis: Diagnosis, charts: Charts, remarks: list[str]) -> list[Lin
 
 def _offset(scored: ScoredRun, diagnosis: Diagnosis, remarks: list[str]) -> float | None:
     """Seconds from a record's time to the logs' clock, by the last step, which is in both."""
-    timed = [one for one in scored.run.records if one.time is not None]
+    timed = [record for record in scored.run.records if record.time is not None]
     if timed and on_axis(timed[0].time):
         return 0.0
     step, time = diagnosis.iteration, diagnosis.job.get("last_step_time")
-    same = [one.time for one in timed if one.step == step]
+    same = [record.time for record in timed if record.step == step]
     if not same or time is None or not on_axis(time):
         remarks.append("its alarms are not on the axis of time: it shares no time with the logs")
         return None
@@ -319,14 +319,14 @@ def _offset(scored: ScoredRun, diagnosis: Diagnosis, remarks: list[str]) -> floa
 
 def _rows(gpus: Gpus, diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """Verdict changes since a GPU was first unhealthy, with their time before the cause."""
-    nodes = {one.node for one in diagnosis.nodes if one.node}
+    nodes = {suspect.node for suspect in diagnosis.nodes if suspect.node}
     rows, unwell = [], set[str]()
-    for one in gpus.news:
+    for state in gpus.news:
         # That a GPU was well is news where it was not before.
-        if one.level != "healthy" or one.key in unwell:
-            unwell.add(one.key)
-            row = {"verdict": one, "suspect": one.node in nodes}
-            rows.append(row | {"before": _before(one.time, diagnosis)})
+        if state.level != "healthy" or state.key in unwell:
+            unwell.add(state.key)
+            row = {"verdict": state, "suspect": state.node in nodes}
+            rows.append(row | {"before": _before(state.time, diagnosis)})
     return rows
 
 
@@ -342,16 +342,16 @@ def _before(time: float, diagnosis: Diagnosis) -> str:
 def _in_words(gpus: Gpus, diagnosis: Diagnosis) -> tuple[str, list[str]]:
     """A headline and sentences."""
     count = counted(len(gpus.until), "GPU")
-    unwell = [one for one in gpus.news if one.level != "healthy"]
+    unwell = [state for state in gpus.news if state.level != "healthy"]
     if not unwell:
         return "All healthy", [f"{count} recorded; none was at risk or failed."]
-    worst = next((one for one in unwell if one.level == "fatal"), unwell[0])
+    worst = next((state for state in unwell if state.level == "fatal"), unwell[0])
     when = _before(worst.time, diagnosis) or clock(worst.time)
-    named = worst.node and worst.node in {one.node for one in diagnosis.nodes}
+    named = worst.node and worst.node in {suspect.node for suspect in diagnosis.nodes}
     found = [
         f"{'; '.join(worst.reasons)}." if worst.reasons else "",
         f"{when[0].upper()}{when[1:]}.",
         "The logs point to its node too." if named else "",
         f"{len(gpus.unwell)} of {count} were not always healthy.",
     ]
-    return f"GPU {worst.key}: {worst.level}", [one for one in found if one]
+    return f"GPU {worst.key}: {worst.level}", [sentence for sentence in found if sentence]

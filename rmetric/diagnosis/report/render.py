@@ -84,9 +84,9 @@ def brief(text: str, most: int, point: str = "") -> str:
     if len(text) <= most:
         return text
     end = text.find(point) + len(point)
-    clauses = [at for one in _CLAUSE.finditer(text, most // 4) if (at := one.start()) <= most - 2]
-    if clauses and not point:
-        return text[: clauses[-1]].rstrip("…") + " …"
+    stops = [at for match in _CLAUSE.finditer(text, most // 4) if (at := match.start()) <= most - 2]
+    if stops and not point:
+        return text[: stops[-1]].rstrip("…") + " …"
     space = text.rfind(" ", max(end, most - 1 - _WORD), most - 1)
     return text[: most - 1 if space < 0 else space].rstrip(" ,;:") + "…"
 
@@ -95,7 +95,7 @@ def excerpt(evidence: Evidence) -> str:
     """Logged text on one line; of a traceback the exception, not the frames."""
     lines, point = [line for line in evidence.text.splitlines() if line.strip()], evidence.point
     raised, whole = _raised(lines), _without_frames(lines)
-    pointed = [one for one in raised if point and point in "\n".join(one)]
+    pointed = [exception for exception in raised if point and point in "\n".join(exception)]
     if not pointed and point and plain(point) in whole:
         return whole
     return _without_frames((pointed or raised or [[]])[0]) or whole or "(an empty line)"
@@ -213,7 +213,7 @@ def where(diagnosis: Diagnosis) -> str:
         if not _is_known(diagnosis.nodes[0].name):
             return ""
         close = diagnosis.leading
-        named = " and ".join(place(one) for one in close[:_NAMED])
+        named = " and ".join(place(suspect) for suspect in close[:_NAMED])
         more = len(close) - _NAMED
         return f"{named} and {more} more" if more > 0 else named
     event = shown(diagnosis)
@@ -232,8 +232,8 @@ def _is_known(stream: str) -> bool:
 
 def shown(diagnosis: Diagnosis) -> Evidence | None:
     """The event that is quoted: the cause's, of several the one at its time; else the first."""
-    own = [one for one in diagnosis.events if one.signature and one.signature == diagnosis.cause]
-    at_time = [one for one in own if one.time == diagnosis.time]
+    own = [hit for hit in diagnosis.events if hit.signature and hit.signature == diagnosis.cause]
+    at_time = [hit for hit in own if hit.time == diagnosis.time]
     return next(iter((*at_time, *own, *diagnosis.events)), None)
 
 
@@ -241,7 +241,7 @@ def place(suspect: Suspect) -> str:
     """A rank and its node."""
     if suspect.rank is not None and suspect.node:
         return plain(f"rank {suspect.rank} on {suspect.node}")
-    return _speaker(suspect.name)
+    return _writer(suspect.name)
 
 
 def when(diagnosis: Diagnosis, *, date: bool = True) -> str:
@@ -288,7 +288,7 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
     first, times = headline(diagnosis), [when(diagnosis, date=date) for date in (True, False)]
     # Step, stage and time stand here where the first line has no room for them.
     omitted = "" if any(time in first for time in times) else times[0]
-    places = [f"{place(one)}: {plain(one.why)}" for one in diagnosis.nodes]
+    places = [f"{place(suspect)}: {plain(suspect.why)}" for suspect in diagnosis.nodes]
     alone = diagnosis.outcome == "healthy" or job.get("ranks_heard") in (0, 1)
     return [
         _Part("When", [omitted]),
@@ -312,7 +312,7 @@ def _attempts(diagnosis: Diagnosis) -> str:
     if not diagnosis.attempts:
         return ""
     number, count = diagnosis.attempt, len(diagnosis.attempts)
-    others = [one.title for one in diagnosis.attempts if one.number != number]
+    others = [attempt.title for attempt in diagnosis.attempts if attempt.number != number]
     ends = Counter(brief(plain(title).rstrip("."), 60) for title in others)
     words = "; ".join(f"{times} x {title}" for title, times in ends.most_common())
     which = "the last" if number == count else "only it"
@@ -328,7 +328,7 @@ def _why(diagnosis: Diagnosis) -> str:
 
 def _echoes(diagnosis: Diagnosis, quoted: Evidence | None) -> str:
     own = quoted.signature if quoted else None
-    echoes = [one for one in diagnosis.events[1:] if one.role == "echo" and one.signature != own]
+    echoes = [hit for hit in diagnosis.events[1:] if hit.role == "echo" and hit.signature != own]
     if not echoes:
         return ""
     first, time = echoes[0], diagnosis.time
@@ -336,7 +336,7 @@ def _echoes(diagnosis: Diagnosis, quoted: Evidence | None) -> str:
     # Times without a year, or since a node's start, are on other scales.
     late = f"{apart:.0f} s later" if 0 <= apart < NO_YEAR[0] else "later"
     more = f" (and {len(echoes) - 1} more)" if len(echoes) > 1 else ""
-    who = _speaker(first.who[0]) if first.who else "others"
+    who = _writer(first.who[0]) if first.who else "others"
     others = len(first.who) - 1
     if others > 0:  # of more than eight, eight are known
         who += f" and {'7 or more others' if others >= 7 else counted(others, 'other')}"
@@ -347,23 +347,23 @@ def _echoes(diagnosis: Diagnosis, quoted: Evidence | None) -> str:
     return start + brief(text, max(_ROOM - len(start + more), 1)) + more
 
 
-def _speaker(stream: str) -> str:
+def _writer(stream: str) -> str:
     """Name of a rank or node, or of a file without its folders."""
     return plain(stream if _is_known(stream) else stream.rpartition("/")[2] or stream)
 
 
 def _candidates(diagnosis: Diagnosis) -> list[str]:
-    titles = {one.signature: one.why for one in diagnosis.events}
-    titles |= {one.cause: one.title for one in diagnosis.candidates}
+    titles = {event.signature: event.why for event in diagnosis.events}
+    titles |= {candidate.cause: candidate.title for candidate in diagnosis.candidates}
     texts = []
-    for one in diagnosis.candidates:
-        why = plain(one.why)
+    for candidate in diagnosis.candidates:
+        why = plain(candidate.why)
         if why.startswith(FOLLOWS):
             earlier = why.removeprefix(FOLLOWS)
             why = f"later than: {brief(plain(titles.get(earlier, earlier)), 60)}"
             why = "later, likely a consequence" if earlier == diagnosis.cause else why
-        end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
-        title = plain(one.title).rstrip(".") or plain(one.cause)
+        end = f" ({100 * candidate.confidence:.0f} %)" + (f": {why}" if why else "")
+        title = plain(candidate.title).rstrip(".") or plain(candidate.cause)
         # " (and 9 more)" may follow.
         texts.append(brief(title, max(_ROOM - len(end) - 13, 30)) + end)
     return texts

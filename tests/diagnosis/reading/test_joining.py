@@ -108,9 +108,9 @@ def test_kinds_that_are_near(kind, line):
 
 
 def test_what_a_backend_raised_is_one_entry_with_who_says_so():
-    says = b"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:"
+    first = b"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:"
     state = State.PLAIN
-    for line in (says, b"RuntimeError: no triton"):
+    for line in (first, b"RuntimeError: no triton"):
         joined, state = TRANSITIONS[state][kind_of(line)]
     assert joined
     assert state is State.RAISED
