@@ -10,9 +10,9 @@ USUAL = ("start rank", "model built", "step <NUM> loss <NUM>", "saved", "finishe
 
 
 class Maker:
-    """Says entries in order; entries of one text are of one event.
+    """Logs entries in order; entries of one text are of one event.
 
-    `ranks` have streams before they say anything; times count from `epoch`.
+    `ranks` have streams before they log anything; times count from `epoch`.
     """
 
     def __init__(self, world=None, *, ranks=0, shared=False, skew=None, node_of=None, epoch=1.7e9):
@@ -32,11 +32,11 @@ class Maker:
         return self.job.streams[name]
 
     def say(self, who, text, *, time=None, step=None, signature="", quote=None):
-        """An entry of a rank or of a stream; `quote` is what it says where its form is `text`."""
+        """An entry of a rank or of a stream; `quote` is its text where `text` is its form."""
         stream = self._stream(who)
         file = "all.log" if self.shared else f"{stream.name.replace(' ', '_')}.log"
         line = self.job.files[file] = self.job.files.get(file, 0) + 1
-        one = Occurrence(
+        entry = Occurrence(
             file=file,
             line=line,
             stream=stream.name,
@@ -48,42 +48,42 @@ class Maker:
             stage="train",
         )
         self.order += 1
-        self._count(stream, one, text)
+        self._count(stream, entry, text)
         if step is not None:
-            stream.steps, stream.last_step, stream.last_step_at = stream.steps + 1, step, one
+            stream.steps, stream.last_step, stream.last_step_at = stream.steps + 1, step, entry
         if signature:
             key = signature, stream.name
-            new = Match(signature=signature, stream=stream.name, count=0, first=one, last=one)
+            new = Match(signature=signature, stream=stream.name, count=0, first=entry, last=entry)
             match = self.job.matches.setdefault(key, new)
-            match.count, match.last = match.count + 1, one
-            match.events.add(one.event)
-        return one
+            match.count, match.last = match.count + 1, entry
+            match.events.add(entry.event)
+        return entry
 
-    def _count(self, stream, one, template):
-        if one.event == len(self.job.events):
-            self.job.events.append(Event(number=one.event, template=template, first=one, last=one))
-        event = self.job.events[one.event]
-        event.last = one
+    def _count(self, stream, new, template):
+        if new.event == len(self.job.events):
+            self.job.events.append(Event(number=new.event, template=template, first=new, last=new))
+        event = self.job.events[new.event]
+        event.last = new
         event.counts[stream.name] = event.counts.get(stream.name, 0) + 1
         stream.entries += 1
-        stream.files.add(one.file)
-        stream.tail.append(one)
-        stream.stage = one.stage
+        stream.files.add(new.file)
+        stream.tail.append(new)
+        stream.stage = new.stage
         if len(stream.head) < HEAD:
-            stream.head.append(one)
-        if one.time is not None:
-            begin, end = self.job.spans.get(one.file, (one.time, one.time))
-            self.job.spans[one.file] = (min(begin, one.time), max(end, one.time))
-            stream.first_time = one.time if stream.first_time is None else stream.first_time
-            stream.last_time = one.time
+            stream.head.append(new)
+        if new.time is not None:
+            begin, end = self.job.spans.get(new.file, (new.time, new.time))
+            self.job.spans[new.file] = (min(begin, new.time), max(end, new.time))
+            stream.first_time = new.time if stream.first_time is None else stream.first_time
+            stream.last_time = new.time
 
     def steps(self, first, last):
         for step in range(first, last + 1):
-            for one in [*self.job.streams.values()]:
-                self.say(one.rank, "step <*> loss <*>", step=step)
+            for stream in [*self.job.streams.values()]:
+                self.say(stream.rank, "step <*> loss <*>", step=step)
 
     def train(self, ranks, *, steps=20, end=True):
-        """All say the same at the same moments; rank 0 says more."""
+        """All log the same at the same moments; rank 0 logs more."""
         for template in USUAL[:2]:
             for rank in ranks:
                 self.say(rank, template, time=0.01 * rank)

@@ -65,16 +65,16 @@ def test_an_attempt_reads_as_in_a_file_of_its_own(tmp_path, monkeypatch, block):
 def _content(job: Job) -> dict[str, object]:
     """All but where it stands."""
     return {
-        "events": Counter({one.template: one.count for one in job.events}),
-        "matches": {key: one.count for key, one in job.matches.items()},
+        "events": Counter({event.template: event.count for event in job.events}),
+        "matches": {key: match.count for key, match in job.matches.items()},
         "texts": {
             name: [
                 (entry.text, entry.time, entry.step, entry.stage)
-                for entry in [*one.head, *one.tail]
+                for entry in [*stream.head, *stream.tail]
             ]
-            for name, one in job.streams.items()
+            for name, stream in job.streams.items()
         },
-        "steps": {name: (one.steps, one.longest_pause) for name, one in job.streams.items()},
+        "steps": {name: (s.steps, s.longest_pause) for name, s in job.streams.items()},
         "stages": [stage for stage, _ in job.stages],
         "succeeded": job.succeeded and job.succeeded.text,
     }
@@ -91,7 +91,7 @@ def test_starts_are_lines_of_marks_in_order(entries):
     for template, more_steps, more_ends, ended in entries:
         line, made, ends = line + 1, made + more_steps, ends + more_ends
         found.append(Mark(line, template, made, ends, ended))
-    starts = [one.line for one in attempt_starts(found)]
+    starts = [mark.line for mark in attempt_starts(found)]
     assert starts == sorted(set(starts))
     assert set(starts) <= {mark.line for mark in found[1:]}
 
@@ -106,13 +106,13 @@ def test_a_beginning_that_is_repeated_whole_is_found_each_time(ranks, times, mad
         for template in range(3):
             for _ in range(ranks):
                 found.append(Mark(len(found) + 1, template, made * attempt * 3, attempt, True))
-    assert [one.line for one in attempt_starts(found)] == expected[1:]
+    assert [mark.line for mark in attempt_starts(found)] == expected[1:]
 
 
 def test_ranks_that_begin_behind_another_ones_failure_begin_no_attempt():
     """Each writes its beginning once, and the second attempt writes all of them again."""
     ranks = [(template, rank) for rank in range(6) for template in range(3)]
-    again = [(line, *one) for line, one in enumerate([*ranks, *ranks], 1)]
+    again = [(line, *entry) for line, entry in enumerate([*ranks, *ranks], 1)]
     found = [Mark(line, template, 0, (line > 9) + (line > 18), True, rank)
              for line, template, rank in again]  # fmt: skip
-    assert [one.line for one in attempt_starts(found)] == [19]
+    assert [mark.line for mark in attempt_starts(found)] == [19]

@@ -60,10 +60,10 @@ def write(
     """A rank's dump; of `active` entries alone, those that ended are in its status."""
     groups = groups or {WORLD: list(range(8))}
     status: dict[str, dict[str, int]] = {}
-    for one in entries:
-        last = status.setdefault(one["process_group"][0], {"last_completed_collective": -1})
-        for did in ("enqueued", one["state"]) if not one["is_p2p"] else ():
-            last[f"last_{did}_collective"] = one["collective_seq_id"]
+    for record in entries:
+        last = status.setdefault(record["process_group"][0], {"last_completed_collective": -1})
+        for did in ("enqueued", record["state"]) if not record["is_p2p"] else ():
+            last[f"last_{did}_collective"] = record["collective_seq_id"]
     dump = {
         "version": "2.4",
         "pg_config": {
@@ -71,7 +71,7 @@ def write(
             for (name, words), members in groups.items()
         },
         "pg_status": status if active else {},
-        "entries": [one for one in entries if one["state"] != "completed" or not active],
+        "entries": [record for record in entries if record["state"] != "completed" or not active],
     }
     path = folder / f"nccl_trace_rank_{rank}"
     path.write_bytes(pickle.dumps(dump, protocol=2))
@@ -90,7 +90,7 @@ def test_the_rank_that_did_not_enter_is_named_with_the_collective(tmp_path: Path
     """Pickles; dumps as JSON are jobs of the corpus."""
     behind(tmp_path)
     found = diagnose([tmp_path])
-    assert [one.rank for one in found.nodes] == [5]
+    assert [node.rank for node in found.nodes] == [5]
     assert (found.outcome, found.cause) == ("failed", "collective_not_entered")
     assert "all_reduce" in found.title
     assert "#47" in found.title
@@ -116,11 +116,11 @@ def dumps_of(folder: Path) -> list[Any]:
 
 def test_a_rank_that_waits_in_its_own_group_is_not_the_cause(tmp_path: Path) -> None:
     """Rank 3 is out of tensor group 2 (2, 3); rank 2 waits there and so lacks in the world."""
-    one, two = ("1", "tensor"), ("2", "tensor")
-    entered = [[entry(2, group=one), entry(2, state="started")]] * 2
-    entered += [[entry(2, state="started", group=two)], []]
+    first, second = ("1", "tensor"), ("2", "tensor")
+    entered = [[entry(2, group=first), entry(2, state="started")]] * 2
+    entered += [[entry(2, state="started", group=second)], []]
     for rank, entries in enumerate(entered):
-        begun = [entry(1, group=one if rank < 2 else two), entry(1)]
+        begun = [entry(1, group=first if rank < 2 else second), entry(1)]
         write(tmp_path, rank, begun + entries, groups=PAIRS)
     assert list(culprits(dumps_of(tmp_path))) == [3]
 
@@ -130,13 +130,13 @@ def test_a_rank_that_did_not_end_what_others_ended_is_named_after_those_more_wai
     active: bool, tmp_path: Path
 ) -> None:
     """The GPUs of ranks 3 and 1 stand; 3 entered no more, and 1 all that the others wait in."""
-    one, two = ("1", "tensor"), ("2", "tensor")
+    first, second = ("1", "tensor"), ("2", "tensor")
     waits = [entry(2, state="scheduled")]
     entered = [
-        [entry(5, group=one), *waits],
-        [entry(5, state="scheduled", group=one), *waits],
-        [entry(5, group=two), *waits],
-        [entry(5, state="scheduled", group=two)],
+        [entry(5, group=first), *waits],
+        [entry(5, state="scheduled", group=first), *waits],
+        [entry(5, group=second), *waits],
+        [entry(5, state="scheduled", group=second)],
     ]
     for rank, entries in enumerate(entered):
         write(tmp_path, rank, entries, groups=PAIRS, active=active)
@@ -184,7 +184,7 @@ def test_a_pickle_with_an_object_is_refused_and_nothing_is_run(tmp_path: Path) -
         read_dump(bad, bad.name)
     found = diagnose([tmp_path])
     assert not made.exists()
-    assert [one.rank for one in found.nodes] == [5]
+    assert [node.rank for node in found.nodes] == [5]
     assert any("nccl_trace_rank_7" in note for note in found.notes)
 
 
@@ -247,7 +247,7 @@ def test_stacks_behind_hosts_and_workers_of_data() -> None:
         for line in stack(70 + rank, READS, command=f"python train.py (RANK={rank})").splitlines()
     )
     read = read_stacks(text, "notes.txt", None)
-    assert [(one.node, one.rank, one.stage) for one in read] == [
+    assert [(trace.node, trace.rank, trace.stage) for trace in read] == [
         ("nid001", 0, "load data"),
         ("nid002", 4, "load data"),
     ]
@@ -284,7 +284,7 @@ def test_processes_in_order_are_ranks_only_where_all_are_there() -> None:
     ):
         stacks = [Stack(file="a", frames=PLACE, pid=900 + at, node="n1") for at in range(count)]
         assign(Job(world_size=world), stacks, lambda node, local: [f"node {node}"])
-        assert [one.stream for one in stacks] == names
+        assert [trace.stream for trace in stacks] == names
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_activations_that_are_computed_again_are_no_checkpoint(frame: str) -> No
 def test_local_ranks_that_recur_are_of_several_nodes() -> None:
     for recur, names in ((2, [""] * 4), (4, [f"rank {at}" for at in range(4)])):
         stacks = [Stack(file="a.txt", frames=PLACE, local_rank=at % recur) for at in range(4)]
-        assert [one.stream for one in assign(Job(), stacks, lambda node, local: [])] == names
+        assert [trace.stream for trace in assign(Job(), stacks, lambda node, local: [])] == names
 
 
 def test_a_machine_of_a_tpu_slice_above_a_stack_is_its_rank() -> None:
@@ -311,20 +311,20 @@ def test_a_machine_of_a_tpu_slice_above_a_stack_is_its_rank() -> None:
         f"##### (t1v-n-5c1e07a3-w-{at})\n" + stack(20 + at, READS if at == 2 else WAITS)
         for at in range(4)
     )
-    assert [one.rank for one in read_stacks(text, "pyspy.txt", None)] == [0, 1, 2, 3]
+    assert [trace.rank for trace in read_stacks(text, "pyspy.txt", None)] == [0, 1, 2, 3]
 
 
 def test_who_waits_for_ranks_that_write_is_in_no_other_collective() -> None:
     """Most write a checkpoint, and one waits for them: it calls nothing else."""
     stacks = [
-        one
+        trace
         for at in range(5)
-        for one in read_stacks(
+        for trace in read_stacks(
             stack(20 + at, WAITS.format(op="barrier") if at == 3 else WRITES),
             f"{at}.txt",
             at,
         )
     ]
-    for one in stacks:
-        one.stream = f"rank {one.rank}"
-    assert not any(one.collective for one in odd_stacks(stacks).values())
+    for trace in stacks:
+        trace.stream = f"rank {trace.rank}"
+    assert not any(trace.collective for trace in odd_stacks(stacks).values())

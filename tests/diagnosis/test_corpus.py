@@ -40,20 +40,20 @@ WORDS: dict[str, Callable[[Diagnosis], str]] = {
     "why": lambda found: found.why,
     "summary": lambda found: found.summary,
     "notes": lambda found: "\n".join(found.notes),
-    "who": lambda found: "\n".join(one.why for one in found.nodes),
-    "candidates": lambda found: "\n".join(one.why for one in found.candidates),
-    "events": lambda found: "\n".join(one.text for one in found.events),
+    "who": lambda found: "\n".join(node.why for node in found.nodes),
+    "candidates": lambda found: "\n".join(candidate.why for candidate in found.candidates),
+    "events": lambda found: "\n".join(event.text for event in found.events),
 }
 
 
 def wrong(found: Diagnosis, expected: Mapping[str, Any]) -> list[str]:
     """What is not as expected, in words."""
-    said = []
+    problems = []
     for field, right in expected.items():
         answer, is_right = _judged(found, field, right)
         if not is_right:
-            said.append(f"{field} is {answer!r}, expected {right!r}")
-    return said
+            problems.append(f"{field} is {answer!r}, expected {right!r}")
+    return problems
 
 
 def _judged(found: Diagnosis, field: str, right: Any) -> tuple[Any, bool]:
@@ -63,8 +63,8 @@ def _judged(found: Diagnosis, field: str, right: Any) -> tuple[Any, bool]:
     if field.removeprefix("not_") in ANSWERS:
         answer = ANSWERS[field.removeprefix("not_")](found)
         return answer, answer not in right
-    names = [one.name for one in found.nodes]
-    causes = [one.cause for one in found.candidates]
+    names = [node.name for node in found.nodes]
+    causes = [candidate.cause for candidate in found.candidates]
     match field:
         case "who":
             return names, names == right
@@ -113,8 +113,8 @@ def layout(job: CorpusJob, folder: Path) -> dict[str, Any]:
     """Files of each rank, and nodes of all that log, as they are read."""
     streams = ingest([write(job.files, folder)], SignatureLibrary.shipped()).streams
     return {
-        "ranks": {one.rank: sorted(one.files) for one in streams.values() if one.rank is not None},
-        "streams": {name: one.node for name, one in streams.items()},
+        "ranks": {s.rank: sorted(s.files) for s in streams.values() if s.rank is not None},
+        "streams": {name: s.node for name, s in streams.items()},
     }
 
 
@@ -142,9 +142,9 @@ def test_a_job_has_the_diagnosis_that_is_right(name: str, tmp_path: Path) -> Non
     found = diagnosed(job, tmp_path)
     assert job.expected
     assert not wrong(found, job.expected)
-    assert all(one.why for one in found.nodes)
+    assert all(node.why for node in found.nodes)
     assert found.cause is None or all(
-        one.confidence <= found.confidence for one in found.candidates
+        candidate.confidence <= found.confidence for candidate in found.candidates
     )
 
 
@@ -182,9 +182,9 @@ def of_mpirun(files: dict[str, str]) -> dict[str, str]:
 SAMPLE = 4
 
 
-def same(one: Diagnosis, other: Diagnosis) -> bool:
-    first, second = ([found.rank for found in each.nodes[:1]] for each in (one, other))
-    return (one.outcome, one.cause, first) == (other.outcome, other.cause, second)
+def same(before: Diagnosis, after: Diagnosis) -> bool:
+    first, second = ([found.rank for found in each.nodes[:1]] for each in (before, after))
+    return (before.outcome, before.cause, first) == (after.outcome, after.cause, second)
 
 
 @pytest.mark.long
@@ -195,8 +195,8 @@ def test_what_is_no_news_changes_no_sure_answer(
     change: Callable[[dict[str, str]], dict[str, str]], tmp_path: Path
 ) -> None:
     # By which lines a log begins is the point of some.
-    asked = [job for job in JOBS.values() if not job.healthy and "a head of" not in job.name]
-    plain = [(job, expanded(job.files)) for job in asked]
+    chosen = [job for job in JOBS.values() if not job.healthy and "a head of" not in job.name]
+    plain = [(job, expanded(job.files)) for job in chosen]
     changed = [(job, files) for job, files in plain if [*change(files).items()] != [*files.items()]]
     num_sure, others = 0, []
     for number, (job, files) in enumerate(changed[::SAMPLE]):
@@ -218,8 +218,8 @@ def test_an_attempt_is_counted_from_either_end(tmp_path: Path, capsys) -> None:
     )
     assert diagnose(folder, attempt=-2) == diagnose(folder, attempt=2)
     assert main(["diagnose", str(folder), "--attempt", "4"]) == 2
-    said = "attempt is 4: these logs have 3; 1 to 3 or -3 to -1 is accepted"
-    assert said in capsys.readouterr().err
+    message = "attempt is 4: these logs have 3; 1 to 3 or -3 to -1 is accepted"
+    assert message in capsys.readouterr().err
 
 
 def test_loops_are_written_out() -> None:

@@ -20,8 +20,8 @@ def absences(job, *, siblings=(), offsets=None):
 
 def kinds(job, **options):
     found = {}
-    for one in absences(job, **options):
-        found.setdefault(one.target, {})[one.kind] = one
+    for row in absences(job, **options):
+        found.setdefault(row.target, {})[row.kind] = row
     return found
 
 
@@ -31,7 +31,7 @@ def test_a_healthy_job_lacks_nothing(world, shared):
     job = healthy(world, shared=shared)
     assert absences(job, siblings=[healthy(world)]) == []
     # Who leads may differ from the others without a sibling, but not by much.
-    assert all(one.strength < 0.5 for one in absences(job))
+    assert all(row.strength < 0.5 for row in absences(job))
 
 
 def test_a_silent_rank():
@@ -58,7 +58,7 @@ def test_a_rank_that_is_killed(world, shared):
     assert ended.strength > 0.6
     assert ended.words == "its last entry is 1802 s before the others'"
     assert all(
-        one.strength < 0.5 for name in found if name != "rank 2" for one in found[name].values()
+        row.strength < 0.5 for name in found if name != "rank 2" for row in found[name].values()
     )
 
 
@@ -105,15 +105,15 @@ def test_renaming_ranks_permutes_the_result(names, bad):
     renamed = {f"rank {rank}": f"rank {new[rank]}" for rank in range(12)}
     first = absences(killed(12, bad))
     second = absences(killed(12, new[bad], order=new))
-    assert {(renamed[one.target], one.kind, one.strength, one.words) for one in first} == {
-        (one.target, one.kind, one.strength, one.words) for one in second
+    assert {(renamed[row.target], row.kind, row.strength, row.words) for row in first} == {
+        (row.target, row.kind, row.strength, row.words) for row in second
     }
 
 
 @given(st.integers(4, 20), st.integers(1, 20))
 def test_more_healthy_ranks_blame_none(world, more):
     for size in (world, world + more):
-        strong = {one.target for one in absences(killed(size, 2)) if one.strength >= 0.5}
+        strong = {row.target for row in absences(killed(size, 2)) if row.strength >= 0.5}
         assert strong == {"rank 2"}
 
 
@@ -129,8 +129,8 @@ def signature(name, role, **more):
 
 
 LIBRARY = {
-    one.id: one
-    for one in (
+    sig.id: sig
+    for sig in (
         signature("oom", "cause"),
         signature("warned", "cause", survivable=True),
         signature("timeout", "echo"),
@@ -178,7 +178,7 @@ def test_an_end_that_one_rank_alone_reports_is_no_end_of_the_job(done, alone):
     assert bool(faults_of(maker.job)) == bool(alone)
 
 
-def test_a_rank_missing_among_many_is_silent_though_no_size_is_told():
+def test_a_rank_missing_among_many_is_silent_though_no_size_is_stated():
     maker = Maker(ranks=16, shared=True)
     del maker.job.streams["rank 11"]
     assert maker.job.silent_ranks == [11]
@@ -186,7 +186,7 @@ def test_a_rank_missing_among_many_is_silent_though_no_size_is_told():
     assert maker.job.silent_ranks == []
 
 
-def test_how_often_is_told_by_ranks_nodes_and_files():
+def test_how_often_is_stated_by_ranks_nodes_and_files():
     maker = Maker(ranks=4, shared=True)
     for rank in (0, 1, 1, 3):
         maker.say(rank, "timed out", signature="timeout")

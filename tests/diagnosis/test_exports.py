@@ -24,7 +24,7 @@ Traceback (most recent call last):
 OSError: [Errno 116] Stale file handle: '/data/part-7'"""
 BAD, PODS, STEPS = 2, 4, 40
 POD, AT = "fit-worker-{pod}", "2026-02-03T04:05:{second:02d}"
-#: Collector -> what it puts before a line, and what the job calls who says it.
+#: Collector -> what it puts before a line, and what the job calls the writer.
 COLLECTORS = {
     "kubectl": ("[pod/" + POD + "/main] " + AT + ".123456789Z ", "node " + POD),
     "docker": (AT + ".123456789Z ", "{file}"),
@@ -47,16 +47,16 @@ def test_a_traceback_is_one_entry_of_its_pod_and_the_collectors_time_is_read(
     collector: str, tmp_path: Path
 ) -> None:
     form, name = COLLECTORS[collector]
-    said = [(pod, 0, f"worker ready, world_size={PODS}") for pod in range(PODS)]
-    said += [(pod, at, f"step {at} loss 2.{at}") for at in range(1, STEPS) for pod in range(PODS)]
-    said += [(BAD, STEPS, line) for line in TRACEBACK.replace("main\n", "main\n\n").splitlines()]
+    rows = [(pod, 0, f"worker ready, world_size={PODS}") for pod in range(PODS)]
+    rows += [(pod, at, f"step {at} loss 2.{at}") for at in range(1, STEPS) for pod in range(PODS)]
+    rows += [(BAD, STEPS, line) for line in TRACEBACK.replace("main\n", "main\n\n").splitlines()]
     path = tmp_path / "all.log"
-    path.write_text("".join(f"{form.format(pod=pod, second=at)}{text}\n" for pod, at, text in said))
+    path.write_text("".join(f"{form.format(pod=pod, second=at)}{text}\n" for pod, at, text in rows))
     job = ingest([path], SignatureLibrary.shipped())
     stream = job.streams[name.format(pod=BAD, file=path)]
     assert stream.last is not None
     assert (stream.last.text, stream.last_step) == (TRACEBACK, STEPS - 1)
-    assert f"step {STEPS - 1} loss 2.{STEPS - 1}" in {one.text for one in stream.tail}
+    assert f"step {STEPS - 1} loss 2.{STEPS - 1}" in {entry.text for entry in stream.tail}
     times = stream.first_time, stream.last_time
     assert (None if times[1] is None else times[1] - times[0]) == (
         STEPS if "{second" in form else None
@@ -118,7 +118,7 @@ def test_a_table_of_log_lines(tmp_path, header: str, row: str, newest_first: boo
     (tmp_path / "export.csv").write_text("\n".join([header, *rows[:: -1 if newest_first else 1]]))
     found = diagnose(tmp_path)
     assert (found.outcome, found.cause) == ("failed", "disk_full")
-    assert [one.name for one in found.nodes[:1]] == ["node worker-2"]
+    assert [node.name for node in found.nodes[:1]] == ["node worker-2"]
     assert found.iteration == 39
 
 
@@ -167,8 +167,8 @@ def entries() -> list[Entry]:
     for at in range(STEPS):
         for pod in range(PODS):
             time = BEGIN + timedelta(seconds=10 * at, milliseconds=pod)
-            said = f"step {at} loss {4 / (at + 1):.3f}" if at else f"ready, world_size={PODS}"
-            found.append((time, f"fit-worker-{pod}", said))
+            text = f"step {at} loss {4 / (at + 1):.3f}" if at else f"ready, world_size={PODS}"
+            found.append((time, f"fit-worker-{pod}", text))
     found.append((BEGIN + timedelta(seconds=10 * STEPS), f"fit-worker-{BAD}", TRACEBACK))
     return found
 
@@ -183,37 +183,37 @@ def milliseconds(time: datetime) -> int:
 
 #: Collector -> its record of an entry.
 RECORDS: dict[str, Callable[[datetime, str, str], dict[str, Any]]] = {
-    "cloud logging, text": lambda time, pod, said: {
+    "cloud logging, text": lambda time, pod, text: {
         "insertId": "a", "resource": {"type": "k8s_container", "labels": {"pod_name": pod}},
-        "severity": "ERROR", "textPayload": said + "\n", "timestamp": iso(time),
+        "severity": "ERROR", "textPayload": text + "\n", "timestamp": iso(time),
     },
-    "cloud logging, message": lambda time, pod, said: {
-        "jsonPayload": {"message": said, "attrs": {"tag": "workerpool0-0"}},
+    "cloud logging, message": lambda time, pod, text: {
+        "jsonPayload": {"message": text, "attrs": {"tag": "workerpool0-0"}},
         "labels": {"compute.googleapis.com/resource_name": pod}, "timestamp": iso(time),
     },
-    "fluentd": lambda time, pod, said: {
-        "log": said, "stream": "stderr", "time": iso(time),
+    "fluentd": lambda time, pod, text: {
+        "log": text, "stream": "stderr", "time": iso(time),
         "kubernetes": {"pod_name": pod, "host": "gpu-1", "container_name": "fit"},
     },
-    "filebeat": lambda time, pod, said: {
-        "@timestamp": iso(time), "message": said, "agent": {"type": "filebeat"},
+    "filebeat": lambda time, pod, text: {
+        "@timestamp": iso(time), "message": text, "agent": {"type": "filebeat"},
         "host": {"name": "gpu-1"}, "kubernetes": {"pod": {"name": pod}},
     },
-    "logcli": lambda time, pod, said: {
-        "labels": {"app": "fit", "pod": pod}, "line": said, "timestamp": iso(time),
+    "logcli": lambda time, pod, text: {
+        "labels": {"app": "fit", "pod": pod}, "line": text, "timestamp": iso(time),
     },
-    "cloudwatch": lambda time, pod, said: {
-        "logStreamName": pod, "timestamp": milliseconds(time), "message": said,
+    "cloudwatch": lambda time, pod, text: {
+        "logStreamName": pod, "timestamp": milliseconds(time), "message": text,
         "ingestionTime": milliseconds(time) + 90,
     },
-    "datadog": lambda time, pod, said: {
-        "id": "a", "attributes": {"timestamp": iso(time), "message": said, "host": pod},
+    "datadog": lambda time, pod, text: {
+        "id": "a", "attributes": {"timestamp": iso(time), "message": text, "host": pod},
     },
-    "splunk": lambda time, pod, said: {
-        "result": {"_time": iso(time), "_raw": said, "host": pod},
+    "splunk": lambda time, pod, text: {
+        "result": {"_time": iso(time), "_raw": text, "host": pod},
     },
-    "elastic": lambda time, pod, said: {
-        "_index": "logs", "_source": {"@timestamp": iso(time), "message": said, "host": pod},
+    "elastic": lambda time, pod, text: {
+        "_index": "logs", "_source": {"@timestamp": iso(time), "message": text, "host": pod},
     },
 }  # fmt: skip
 #: Document -> the records within it.
@@ -247,7 +247,7 @@ def check(path: Path) -> None:
 @pytest.mark.parametrize("collector", RECORDS)
 def test_a_job_is_read_from_records(collector: str, document: str, tmp_path: Path) -> None:
     path = tmp_path / "export.json"
-    path.write_text(DOCUMENTS[document]([RECORDS[collector](*one) for one in entries()]))
+    path.write_text(DOCUMENTS[document]([RECORDS[collector](*entry) for entry in entries()]))
     check(path)
 
 
@@ -256,7 +256,7 @@ def test_an_answer_of_loki_has_a_list_of_lines_for_each_stream(tmp_path: Path) -
         {
             "stream": {"app": "fit", "pod": pod},
             "values": [
-                [str(milliseconds(time) * 10**6), said] for time, of, said in entries() if of == pod
+                [str(milliseconds(time) * 10**6), text] for time, of, text in entries() if of == pod
             ],
         }
         for pod in sorted({pod for _, pod, _ in entries()})
@@ -276,8 +276,8 @@ def test_the_journal_is_read_as_it_prints_itself(tmp_path: Path) -> None:
     path = tmp_path / "journal.json"
     path.write_text(
         "\n".join(
-            json.dumps({"__REALTIME_TIMESTAMP": f"177009150000000{at}", "MESSAGE": one, **about})
-            for at, one in enumerate(messages)
+            json.dumps({"__REALTIME_TIMESTAMP": f"177009150000000{at}", "MESSAGE": text, **about})
+            for at, text in enumerate(messages)
         )
     )
     found = diagnose([path])
@@ -286,7 +286,7 @@ def test_the_journal_is_read_as_it_prints_itself(tmp_path: Path) -> None:
 
 
 def test_lines_are_those_of_their_records(tmp_path: Path) -> None:
-    records = [RECORDS["fluentd"](*one) for one in entries()]
+    records = [RECORDS["fluentd"](*entry) for entry in entries()]
     path = tmp_path / "pods.jsonl"
     path.write_text("\n".join(map(json.dumps, records)) + "\nno record\n")
     source = LogSource(path=path, name="pods.jsonl", size=path.stat().st_size)
@@ -301,7 +301,7 @@ def test_lines_are_those_of_their_records(tmp_path: Path) -> None:
 def test_records_of_a_folder_are_read_cut_off_too_and_settings_are_not(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("step 1\nstep 2\n")
     (tmp_path / "config.json").write_text(json.dumps({"lr": 0.1, "layers": [{"size": 3}]}))
-    text = json.dumps([RECORDS["cloudwatch"](*one) for one in entries()], indent=1)
+    text = json.dumps([RECORDS["cloudwatch"](*entry) for entry in entries()], indent=1)
     (tmp_path / "export.json").write_text(text[:-40])
     job = ingest([tmp_path], SignatureLibrary.shipped())
     assert job.streams["node fit-worker-0"].last_step == STEPS - 1
@@ -311,7 +311,7 @@ def test_records_of_a_folder_are_read_cut_off_too_and_settings_are_not(tmp_path:
 @pytest.mark.parametrize("size", [7, 1000])
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_blocks_of_any_size_give_the_same_lines(document: str, size: int) -> None:
-    made = [RECORDS["filebeat"](time, pod, f"{said} 失败") for time, pod, said in entries()]
+    made = [RECORDS["filebeat"](time, pod, f"{message} 失败") for time, pod, message in entries()]
     text = DOCUMENTS[document](made).encode()
 
     def read(blocks: list[bytes]) -> tuple[bytes, list[tuple[int, int]]]:
@@ -366,7 +366,7 @@ def test_events_of_kubernetes_are_read_with_their_times(tmp_path: Path) -> None:
 )
 def test_a_line_of_a_container_is_read_whatever_stands_beside_it(tmp_path, beside):
     path = tmp_path / "log"
-    said = ["step 1 loss 2.5", *TRACEBACK.splitlines()]
-    records = [{"log": f"{line}\n", **beside} for line in said]
+    lines = ["step 1 loss 2.5", *TRACEBACK.splitlines()]
+    records = [{"log": f"{line}\n", **beside} for line in lines]
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     assert diagnose([path]).cause == "nfs_stale_handle"

@@ -22,11 +22,11 @@ ALLOWED = (("result",), ("report", "render"))
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, ...]]:
     """Modules of the diagnosis that a module imports, in functions too, but not for types only."""
-    for one in ast.iter_child_nodes(tree):
-        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("rmetric.diagnosis."):
-            yield tuple(str(one.module).split(".")[2:])
-        elif not (isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"):
-            yield from imported(one)
+    for n in ast.iter_child_nodes(tree):
+        if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("rmetric.diagnosis."):
+            yield tuple(str(n.module).split(".")[2:])
+        elif not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"):
+            yield from imported(n)
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["between its rooms", "between its modules"])
@@ -45,15 +45,15 @@ def test_no_import_goes_round_in_the_diagnosis(depth: int) -> None:
 
 def constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Public constants of a module, each with its value's text."""
-    for one in tree.body:
-        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple):
-            assert isinstance(one.value, ast.Tuple)
+    for n in tree.body:
+        if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Tuple):
+            assert isinstance(n.value, ast.Tuple)
             yield from zip(
-                map(ast.unparse, one.targets[0].elts), map(ast.unparse, one.value.elts), strict=True
+                map(ast.unparse, n.targets[0].elts), map(ast.unparse, n.value.elts), strict=True
             )
-        elif isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
-            target = one.targets[0] if isinstance(one, ast.Assign) else one.target
-            yield ast.unparse(target), ast.unparse(one.value)
+        elif isinstance(n, ast.Assign | ast.AnnAssign) and n.value is not None:
+            target = n.targets[0] if isinstance(n, ast.Assign) else n.target
+            yield ast.unparse(target), ast.unparse(n.value)
 
 
 def test_a_constant_of_the_diagnosis_has_one_value() -> None:

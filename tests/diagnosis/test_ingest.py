@@ -64,7 +64,7 @@ def read(path: Path) -> Job:
     return ingest([path], LIBRARY)
 
 
-def said(job: Job) -> dict[str, int]:
+def counted(job: Job) -> dict[str, int]:
     """Template -> how often."""
     counts: Counter[str] = Counter()
     for event in job.events:
@@ -85,14 +85,14 @@ class _Slow(FilePass):
 def slowly(path: Path) -> Job:
     analyser = LineAnalyser(LIBRARY)
     passes = [_Slow(source, analyser) for source in find([path]).sources]
-    return merged([part for one in passes for part in one.read_attempts(starts=())])
+    return merged([part for file_pass in passes for part in file_pass.read_attempts(starts=())])
 
 
 def test_ranks_in_one_file_are_read_apart(tmp_path: Path) -> None:
     """Tracebacks of two ranks, line by line in turns."""
     lines = [f"{at % 4}: waiting for data of part {at}" for at in range(40)]
     both = zip(traceback(1), traceback(3, "ValueError: bad shard"), strict=True)
-    lines += [line for one, three in both for line in (f"1: {one}", f"3: {three}")]
+    lines += [line for first, third in both for line in (f"1: {first}", f"3: {third}")]
     job = read(write(tmp_path / "all.log", lines))
     assert set(job.streams) == {"rank 0", "rank 1", "rank 2", "rank 3"}
     assert ("cuda_out_of_memory", "rank 1") in job.matches
@@ -121,7 +121,7 @@ def test_lines_without_a_prefix_continue_the_line_before_them(tmp_path: Path) ->
     assert last.text.count("\n") == 3
 
 
-def test_glued_tracebacks_without_prefixes_still_tell_their_exceptions(tmp_path: Path) -> None:
+def test_glued_tracebacks_without_prefixes_still_give_their_exceptions(tmp_path: Path) -> None:
     lines = [
         "Traceback (most recent call last):Traceback (most recent call last):",
         '  File "/opt/a.py", line 3, in main',
@@ -132,7 +132,7 @@ def test_glued_tracebacks_without_prefixes_still_tell_their_exceptions(tmp_path:
         "  File ValueError: no shard 9",
     ]
     job = read(write(tmp_path / "all.log", lines))
-    errors = sum(count for text, count in said(job).items() if "ValueError: no shard" in text)
+    errors = sum(count for text, count in counted(job).items() if "ValueError: no shard" in text)
     assert errors == 3
 
 
@@ -144,16 +144,16 @@ def test_a_file_for_each_rank(cores: int, tmp_path: Path, monkeypatch: pytest.Mo
         write(tmp_path / f"rank_{rank}.log", ["SLURM_JOB_ID=4711", *healthy_lines(rank), *extra])
     job = ingest([tmp_path], LIBRARY, cores=cores)
     assert list(job.streams) == [f"rank {rank}" for rank in range(4)]
-    assert [one.entries for one in job.streams.values()] == [81, 81, 81, 82]
+    assert [stream.entries for stream in job.streams.values()] == [81, 81, 81, 82]
     assert job.notes == []
-    one = job.streams["rank 2"]
-    assert (one.last_step, one.steps, one.stage) == (40, 40, "train")
-    assert one.first_time is not None
-    assert one.last_time == one.first_time + 39
-    assert len(one.tail) == TAIL
-    assert one.last_step_at is not None
-    assert one.last_step_at.line == 80
-    orders = [place.order for one in job.streams.values() for place in one.tail]
+    rank_2 = job.streams["rank 2"]
+    assert (rank_2.last_step, rank_2.steps, rank_2.stage) == (40, 40, "train")
+    assert rank_2.first_time is not None
+    assert rank_2.last_time == rank_2.first_time + 39
+    assert len(rank_2.tail) == TAIL
+    assert rank_2.last_step_at is not None
+    assert rank_2.last_step_at.line == 80
+    orders = [place.order for stream in job.streams.values() for place in stream.tail]
     assert orders == sorted(set(orders))
     for event in job.events:
         assert (event.first.event, event.last.event) == (event.number, event.number)
@@ -169,17 +169,17 @@ def test_a_match_has_its_count_its_first_and_its_last_entry(tmp_path: Path) -> N
     path = tmp_path / "a.log"
     path.write_text("\n".join(lines))  # the last line has no end
     job = read(path)
-    (match,) = [one for one in job.matches.values() if one.signature == "cuda_out_of_memory"]
+    (match,) = [m for m in job.matches.values() if m.signature == "cuda_out_of_memory"]
     assert (match.count, match.first.line, match.last.line) == (2, 1, 15)
     assert match.last.step == 5
     assert sum(event.count for event in job.events) == 12
-    assert sum(one.entries for one in job.streams.values()) == 12
+    assert sum(stream.entries for stream in job.streams.values()) == 12
     assert job.lines == 18
 
 
 def test_an_entry_of_too_many_lines_is_two(tmp_path: Path) -> None:
     lines = ["Traceback (most recent call last):", *['  File "a.py", line 3, in f'] * MAX_LINES]
-    assert [one.entries for one in read(write(tmp_path / "a.log", lines)).streams.values()] == [2]
+    assert [s.entries for s in read(write(tmp_path / "a.log", lines)).streams.values()] == [2]
 
 
 def test_what_digits_decide_is_looked_at_each_time(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_continuation_that_matches_takes_the_entry_along(tmp_path: Path) -> No
     job = read(write(tmp_path / "a.log", lines))
     (match,) = job.matches.values()
     assert (match.first.line, match.count) == (1, 1)
-    assert sum(said(job).values()) == 3
+    assert sum(counted(job).values()) == 3
 
 
 #: Lines, of like forms that differ in what a form without digits does not show.
@@ -217,17 +217,17 @@ NUMBERS = st.sampled_from(
 ENDS = st.sampled_from(
     [b"\n", b"\r\n", b"\0\n", b"\xff\xfe\n", b" \xe2\x82\n", b"y" * 9000 + b"\n"]
 )
-SAID = st.lists(st.tuples(FORMS, NUMBERS, NUMBERS, NUMBERS, ENDS), max_size=40)
+LINES = st.lists(st.tuples(FORMS, NUMBERS, NUMBERS, NUMBERS, ENDS), max_size=40)
 PREFIXES = st.sampled_from(["", "[rank{}]: ", "[default{}]: ", "{}: ", "node-{}: "])
 #: A form of so many bytes is not remembered, and digits of other scripts make no time.
 LONG = ("2024-07-01 1{}:00:01 train", "٣", "", "", b"y" * 9000 + b"\n")
 of_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def log_of(path: Path, said: list[tuple[str, str, str, str, bytes]], prefix: str = "") -> Path:
+def log_of(path: Path, lines: list[tuple[str, str, str, str, bytes]], prefix: str = "") -> Path:
     written = b"".join(
         prefix.format(at % 3).encode() + form.format(*numbers).encode() + end
-        for at, (form, *numbers, end) in enumerate(said * 2)
+        for at, (form, *numbers, end) in enumerate(lines * 2)
     )
     path.write_bytes(b"begin\n" + written + b"end\n")
     assume(not other_by_content(path.read_bytes()))
@@ -235,12 +235,12 @@ def log_of(path: Path, said: list[tuple[str, str, str, str, bytes]], prefix: str
 
 
 @of_one_folder
-@given(SAID, PREFIXES)
+@given(LINES, PREFIXES)
 @example([LONG], "")
 def test_the_fast_way_is_the_slow_way(
-    tmp_path: Path, said: list[tuple[str, str, str, str, bytes]], prefix: str
+    tmp_path: Path, lines: list[tuple[str, str, str, str, bytes]], prefix: str
 ) -> None:
-    path = log_of(tmp_path / "a.log", said, prefix)
+    path = log_of(tmp_path / "a.log", lines, prefix)
     fast, slow = in_one_pass(path), slowly(path)
     slow.notes = fast.notes
     assert fast == slow
@@ -248,11 +248,11 @@ def test_the_fast_way_is_the_slow_way(
 
 @pytest.mark.long
 @of_one_folder
-@given(SAID, st.integers(1, 200))
+@given(LINES, st.integers(1, 200))
 def test_neither_borders_of_chunks_matter_nor_what_was_forgotten(
-    tmp_path: Path, said: list[tuple[str, str, str, str, bytes]], size: int
+    tmp_path: Path, lines: list[tuple[str, str, str, str, bytes]], size: int
 ) -> None:
-    path = log_of(tmp_path / "a.log", said)
+    path = log_of(tmp_path / "a.log", lines)
     whole = read(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_module, "BLOCK", size)
@@ -264,33 +264,33 @@ def test_neither_borders_of_chunks_matter_nor_what_was_forgotten(
 
 def test_an_empty_line_is_no_number(tmp_path: Path) -> None:
     job = read(write(tmp_path / "a.log", ["7", "", "1234567", "", "", "8"]))
-    assert said(job) == {"<N>": 3}
+    assert counted(job) == {"<N>": 3}
 
 
 def test_random_text_ends_in_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_pass, "MAX_TEXTS", 20)
     words = [f"{chr(97 + at // 26)}{chr(97 + at % 26)}x" for at in range(300)]
     job = read(write(tmp_path / "a.log", [f"{word} says {word}" for word in words]))
-    assert said(job)[OTHERS] == 280
-    assert sum(said(job).values()) == 300
+    assert counted(job)[OTHERS] == 280
+    assert sum(counted(job).values()) == 300
     assert any(OTHERS in note for note in job.notes)
 
 
 def test_memory_does_not_grow_with_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.log", healthy_lines(steps=5_000))
     (source,) = find([path]).sources
-    one = FilePass(source, LineAnalyser(LIBRARY))
-    one.read_attempts(starts=())
-    assert len(one.forms) < 100
-    assert len(one.template_of) < 10
-    assert all(len(stream.tail) <= TAIL for stream in one.streams.values())
-    assert not any(stream.templates for stream in one.streams.values())
+    file_pass = FilePass(source, LineAnalyser(LIBRARY))
+    file_pass.read_attempts(starts=())
+    assert len(file_pass.forms) < 100
+    assert len(file_pass.template_of) < 10
+    assert all(len(stream.tail) <= TAIL for stream in file_pass.streams.values())
+    assert not any(stream.templates for stream in file_pass.streams.values())
 
 
 def test_long_lines_keep_head_and_end(tmp_path: Path) -> None:
     job = read(write(tmp_path / "a.log", [f"begins {'x' * 60_000} {OOM}", "next"]))
     assert any(name == "cuda_out_of_memory" for name, _ in job.matches)
-    assert all(len(one.text) <= 4000 for one in next(iter(job.streams.values())).tail)
+    assert all(len(entry.text) <= 4000 for entry in next(iter(job.streams.values())).tail)
 
 
 @pytest.mark.parametrize(
@@ -327,11 +327,11 @@ def test_hardly_any_input(tmp_path: Path, text: str, entries: int) -> None:
     path = tmp_path / "a.log"
     path.write_text(text)
     job = read(path)
-    assert sum(one.entries for one in job.streams.values()) == entries
+    assert sum(stream.entries for stream in job.streams.values()) == entries
     assert job.matches == {}
 
 
-def test_a_log_that_does_not_reach_its_end_is_told_first(tmp_path: Path) -> None:
+def test_a_log_that_does_not_reach_its_end_is_reported_first(tmp_path: Path) -> None:
     whole = gzip.compress(("\n".join(healthy_lines()) + "\n").encode())
     (tmp_path / "rank_0.log.gz").write_bytes(whole[:-40])
     (tmp_path / "rank_1.log.gz").write_bytes(whole)
@@ -355,6 +355,6 @@ def test_ranks_of_a_node_are_those_that_its_lines_can_mean(tmp_path, stated, wor
     lines += [f"[default{at}]:step 1 loss 3.{at}" for at in stated]
     (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
     job = ingest([tmp_path], LIBRARY)
-    assert {one.tail[-1].text[-1]: one.rank for one in job.streams.values()} == {
+    assert {stream.tail[-1].text[-1]: stream.rank for stream in job.streams.values()} == {
         str(at): rank for at, rank in ranks.items()
     }

@@ -33,10 +33,10 @@ def plain(first, second):
         return max(len(first), len(second))
     best = np.full((len(first) + 1, len(second) + 1), np.inf)
     best[0, 0] = 0.0
-    for i, one in enumerate(first, 1):
+    for i, event in enumerate(first, 1):
         for j, other in enumerate(second, 1):
             before = min(best[i - 1, j], best[i, j - 1], best[i - 1, j - 1])
-            best[i, j] = (one != other) + before
+            best[i, j] = (event != other) + before
     return int(best[-1, -1])
 
 
@@ -52,7 +52,7 @@ def plain_usual_if_slow(before, seconds, steps):
     if len(before) < LEAST_PAST or seconds <= max(before):
         return None
     usual, mean = np.median(before), np.mean(before)
-    whole = all((one * steps).is_integer() for one in (seconds, *before))
+    whole = all((value * steps).is_integer() for value in (seconds, *before))
     least = (MIN_EXCESS_WHOLE_SECONDS if whole else MIN_EXCESS_SECONDS) / steps
     slow_from = max(mean + 3.0 * np.std(before), SLOW_RATIO * usual, usual + least)
     return usual if seconds > slow_from else None
@@ -111,7 +111,7 @@ def test_what_differs_from_then_on_is_flagged_once(events):
     training = Training()
     training.run(0, 100)
     training.run(100, 200, *events)
-    assert [one.step for one in training.odd()] == [100]
+    assert [iteration.step for iteration in training.odd()] == [100]
 
 
 def test_a_step_line_of_another_event_is_neither_new_nor_lacked():
@@ -164,7 +164,7 @@ def test_an_event_known_from_the_start_is_not_new():
     assert training.odd() == []
 
 
-def test_a_slow_iteration_is_told_with_its_seconds():
+def test_a_slow_iteration_is_reported_with_its_seconds():
     training = Training()
     training.run(0, 50)
     training.step(50, DATA, GRADIENTS, seconds=30.0)

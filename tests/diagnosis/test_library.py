@@ -27,20 +27,20 @@ OWN = """
 """
 
 
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
-def test_a_signature_is_sound_and_the_best_for_its_own_examples(one):
-    check(LIBRARY.files[one.id], one)
-    assert one.source
-    assert one.matches
-    assert one.misses
-    assert bool(one.to_do) or one.role in QUIET_ROLES
-    assert all(text.strip() == text and text.endswith(".") for text in one.to_do)
-    level = one.levels[0] if one.levels else ""
-    for text in one.matches:
+@pytest.mark.parametrize("signature", ALL, ids=lambda signature: signature.id)
+def test_a_signature_is_sound_and_the_best_for_its_own_examples(signature):
+    check(LIBRARY.files[signature.id], signature)
+    assert signature.source
+    assert signature.matches
+    assert signature.misses
+    assert bool(signature.to_do) or signature.role in QUIET_ROLES
+    assert all(text.strip() == text and text.endswith(".") for text in signature.to_do)
+    level = signature.levels[0] if signature.levels else ""
+    for text in signature.matches:
         assert any(LIBRARY.gate(form_of(line)) for line in text.split("\n")), text
-        assert LIBRARY.find(text, level)[0][0].id == one.id, text
-    for text in one.misses:
-        assert one.id not in [each.id for each, _ in LIBRARY.find(text, level)]
+        assert LIBRARY.find(text, level)[0][0].id == signature.id, text
+    for text in signature.misses:
+        assert signature.id not in [each.id for each, _ in LIBRARY.find(text, level)]
 
 
 @given(st.text(max_size=200))
@@ -118,12 +118,12 @@ HOSTILE = ["a" * 4000, " " * 4000, "0" * 4000, "error: " * 570, "a.b/c.d " * 500
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
-def test_no_shipped_pattern_is_switched_off_by_a_long_entry(one):
-    texts = HOSTILE + [((text + " ") * 40)[:4000] for text in one.matches]
-    texts += ["\n".join([text] * 40)[:4000] for text in one.misses]
-    texts += [(gate * 400)[:4000] for gate in one.gates]
-    for pattern in map(compiled, one.patterns):
+@pytest.mark.parametrize("signature", ALL, ids=lambda signature: signature.id)
+def test_no_shipped_pattern_is_switched_off_by_a_long_entry(signature):
+    texts = HOSTILE + [((text + " ") * 40)[:4000] for text in signature.matches]
+    texts += ["\n".join([text] * 40)[:4000] for text in signature.misses]
+    texts += [(gate * 400)[:4000] for gate in signature.gates]
+    for pattern in map(compiled, signature.patterns):
         for text in texts:
             pattern.search(text, timeout=PATTERN_SECONDS / 2)
 
@@ -134,7 +134,7 @@ def test_levels_limit_where_a_signature_looks_and_harmless_takes_the_place_of_ot
     assert len(library.find("service alpha is away", "error")) == 1
     quiet = OWN.replace("actor: platform", "rank: 1").replace("cause", "harmless")
     library = load(tmp_path, OWN + quiet.replace("my_fault", "my_noise"))
-    assert [one.id for one, _ in library.find("service alpha is away")] == ["my_noise"]
+    assert [signature.id for signature, _ in library.find("service alpha is away")] == ["my_noise"]
 
 
 def test_xids_are_judged_as_the_telemetry_judges_them():

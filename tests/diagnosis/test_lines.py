@@ -117,7 +117,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=12), st.sampled_from(["", " "]))
-def test_what_tells_a_step_or_a_stage_passes_the_gates(pieces, gap):
+def test_any_pieces_that_state_a_step_or_a_stage_pass_the_gates(pieces, gap):
     text = gap.join(pieces)
     if match_step(text) is not None:
         assert may_state_step(zeros(text))
@@ -149,7 +149,7 @@ def test_of_several_exceptions_the_last_traceback_speaks():
         ("load data", [("/datasets/run/streaming/dataset.py", "check")]),
         ("", [("/datasets/run/model.py", "check")]),
         ("", [("/datasets/train_dataloader.py", "<module>")]),
-        # A launcher's own frames, and a list of layers, tell no stage.
+        # A launcher's own frames, and a list of layers, state no stage.
         ("", [("/lib/torch/distributed/elastic/agent/api.py", "_initialize_workers"),
               ("/lib/torch/nn/modules/container.py", "__getitem__")]),
         # A check of values is no evaluation of a model.

@@ -53,7 +53,7 @@ def test_a_row_more_never_makes_its_target_less_suspect(some, more):
 
     def of(found):
         ranked = suspects(scene, found, MODEL.suspects)
-        return next((one.score for one in ranked if one.name == more.target), 0.0)
+        return next((suspect.score for suspect in ranked if suspect.name == more.target), 0.0)
 
     assert of(some) <= of([*some, more])
 
@@ -62,8 +62,8 @@ def test_a_row_more_never_makes_its_target_less_suspect(some, more):
 def test_nobody_is_always_a_candidate_and_the_suspects_are_in_order(some):
     assert NOBODY in candidates(some)
     ranked = suspects(scene_of(Job()), some, MODEL.suspects)
-    assert {one.name for one in ranked} == {row.target for row in some}
-    assert [one.score for one in ranked] == sorted((one.score for one in ranked), reverse=True)
+    assert {suspect.name for suspect in ranked} == {row.target for row in some}
+    assert [s.score for s in ranked] == sorted((s.score for s in ranked), reverse=True)
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=9))
@@ -71,7 +71,7 @@ def test_probabilities_are_those_of_all_candidates(scores):
     each = probabilities(scores)
     assert sum(each) == pytest.approx(1.0)
     assert max(range(len(each)), key=each.__getitem__) == scores.index(max(scores)) or len(
-        {round(one, 12) for one in each}
+        {round(p, 12) for p in each}
     ) < len(each)
 
 
@@ -80,8 +80,8 @@ def test_a_feature_without_a_weight_counts_nothing():
 
 
 @given(st.sampled_from(sorted(MODEL.shares)), st.floats(0, 1), st.floats(0, 1))
-def test_surer_evidence_is_never_worth_less(kind, one, other):
-    low, high = (interpolated(MODEL.shares[kind], at) for at in sorted((one, other)))
+def test_surer_evidence_is_never_worth_less(kind, first, second):
+    low, high = (interpolated(MODEL.shares[kind], at) for at in sorted((first, second)))
     assert 0 <= low <= high <= 1
     assert MODEL.sure_from[kind] >= 0.5
 

@@ -38,9 +38,9 @@ def test_the_rank_with_events_of_its_own_whatever_happens_at_random(world):
     (found,) = odd(job)
     assert found.name == "rank 2"
     assert found.score >= THRESHOLD
-    assert [job.events[one].counts for one in found.events] == [{"rank 2": 30}] * 2
+    assert [job.events[number].counts for number in found.events] == [{"rank 2": 30}] * 2
     assert repr(odd(job)) == repr([found])
-    new = frozenset(one.number for one in job.events if "link" in one.template)
+    new = frozenset(event.number for event in job.events if "link" in event.template)
     assert odd(job, ordinary=new) == []
 
 
@@ -76,8 +76,8 @@ def test_renaming_ranks_permutes_the_result(names, bad):
     new = [0, *names, 11]
     renamed = {f"rank {rank}": f"rank {new[rank]}" for rank in range(12)}
     first, second = odd(failing(12, bad)), odd(failing(12, new[bad], order=new))
-    assert [(renamed[one.name], one.score) for one in first] == [
-        (one.name, one.score) for one in second
+    assert [(renamed[node.name], node.score) for node in first] == [
+        (node.name, node.score) for node in second
     ]
 
 
@@ -85,7 +85,7 @@ def test_renaming_ranks_permutes_the_result(names, bad):
 @given(st.integers(4, 40), st.integers(1, 30))
 def test_more_healthy_ranks_raise_none(world, more):
     for size in (world, world + more):
-        assert {one.name for one in odd(failing(size, 2))} <= {"rank 2"}
+        assert {node.name for node in odd(failing(size, 2))} <= {"rank 2"}
 
 
 # numbers
@@ -101,7 +101,7 @@ def values_of(value_of, ranks=8):
     return maker.job
 
 
-def said_by(text_of, ranks=8):
+def logged_by(text_of, ranks=8):
     """All ranks write one line of one form, with their own values."""
     maker = Maker(ranks=ranks)
     for rank in range(ranks):
@@ -120,7 +120,7 @@ def test_a_rank_whose_steps_take_long_is_found():
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_number_that_is_none_is_odd(value):
     found = number_outliers(values_of(lambda rank, _: value if rank == 2 else 1.0 + 0.01 * rank))
-    assert [one.stream for one in found] == ["rank 2"]
+    assert [outlier.stream for outlier in found] == ["rank 2"]
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ def test_places_and_times_are_no_numbers(text):
 
 def test_another_setting_is_found_with_its_name():
     found = setting_outliers(
-        said_by(lambda rank: f"RANK={rank} WORLD_SIZE={9 if rank == 5 else 8} pid {900 + rank}")
+        logged_by(lambda rank: f"RANK={rank} WORLD_SIZE={9 if rank == 5 else 8} pid {900 + rank}")
     )
     assert found == [("rank 5", "logs WORLD_SIZE 9; 7 others log 8")]
-    bare = setting_outliers(said_by(lambda rank: f"torch version 2.{1 if rank == 3 else 4}"))
+    bare = setting_outliers(logged_by(lambda rank: f"torch version 2.{1 if rank == 3 else 4}"))
     assert bare == [("rank 3", "logs torch version 2.1; 7 others log 2.4")]
 
 
@@ -172,13 +172,13 @@ def test_another_setting_is_found_with_its_name():
     ids=["many differ", "only rank 0 differs", "a time", "a duration", "two of eight differ"],
 )
 def test_what_differs_by_chance_or_by_duty_is_no_setting(text_of):
-    assert setting_outliers(said_by(text_of)) == []
+    assert setting_outliers(logged_by(text_of)) == []
 
 
 @given(st.integers(4, 40), st.data())
 def test_whoever_differs_alone_is_found_but_not_where_it_does_in_a_healthy_job(ranks, data):
     rank = data.draw(st.integers(1, ranks - 1))
-    job = said_by(lambda one: f"batch={2 if one == rank else 1}", ranks)
+    job = logged_by(lambda who: f"batch={2 if who == rank else 1}", ranks)
     assert setting_outliers(job) == [(f"rank {rank}", f"logs batch 2; {ranks - 1} others log 1")]
     assert setting_outliers(job, [job]) == []
 

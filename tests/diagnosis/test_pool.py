@@ -18,14 +18,14 @@ from rmetric.logs import LogError
 from tests.diagnosis.jobs import Maker
 
 
-def job(said: dict[str, int], matched: tuple[str, ...] = (), succeeded: bool = True) -> Job:
-    """A job that says these templates so often; a signature matches those in `matched`."""
+def job(counts: dict[str, int], matched: tuple[str, ...] = (), succeeded: bool = True) -> Job:
+    """A job that logs these templates so often; a signature matches those in `matched`."""
     maker = Maker()
-    for template, count in said.items():
+    for template, count in counts.items():
         for _ in range(count):
             last = maker.say("a.log", template, signature="killed" if template in matched else "")
-    maker.job.stages = [("train", last)] if said else []
-    maker.job.succeeded = last if said and succeeded else None
+    maker.job.stages = [("train", last)] if counts else []
+    maker.job.succeeded = last if counts and succeeded else None
     return maker.job
 
 
@@ -53,8 +53,8 @@ def test_shares_and_means() -> None:
 
 def test_ordinary_are_those_that_are_frequent() -> None:
     pool = learn("a", JOBS)
-    one = job({"step <N> done": 1, "warned of <N> things": 1, "never said": 1})
-    assert ordinary(one, pool) == {0}
+    new = job({"step <N> done": 1, "warned of <N> things": 1, "never said": 1})
+    assert ordinary(new, pool) == {0}
     assert 1 / 3 < FREQUENT <= 1.0
 
 
@@ -65,7 +65,7 @@ def test_a_word_that_differs_makes_it_not_ordinary() -> None:
 
 
 def test_signatures_are_kept_apart() -> None:
-    """A line that a signature matched is not what healthy jobs say in the same words."""
+    """A line that a signature matched is not what healthy jobs log in the same words."""
     pool = learn("a", [job({"exit code <N>": 1})])
     assert ordinary(job({"exit code <N>": 1}), pool) == {0}
     assert ordinary(job({"exit code <N>": 1}, ("exit code <N>",)), pool) == set()
@@ -74,8 +74,8 @@ def test_signatures_are_kept_apart() -> None:
 @given(
     st.dictionaries(st.text("abc <>*N", min_size=1, max_size=12), st.integers(1, 50), max_size=5)
 )
-def test_what_is_saved_is_read(tmp_path_factory, said: dict[str, int]) -> None:
-    pool = learn("a", [job(said), job({"x": 1, OTHERS: 5})])
+def test_what_is_saved_is_read(tmp_path_factory, counts: dict[str, int]) -> None:
+    pool = learn("a", [job(counts), job({"x": 1, OTHERS: 5})])
     pool.save(path := tmp_path_factory.mktemp("pool") / "pool.json")
     assert Pool.load(path) == pool
     assert pool.find(OTHERS) is None  # what is not told apart is not learnt

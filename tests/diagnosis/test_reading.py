@@ -30,8 +30,8 @@ def source(path: Path, content: bytes) -> LogSource:
 
 
 def read(path: Path, content: bytes) -> tuple[list[bytes], LogSource]:
-    one = source(path, content)
-    return [line for chunk in one.chunks() for line in chunk], one
+    log = source(path, content)
+    return [line for chunk in log.chunks() for line in chunk], log
 
 
 def in_blocks(content: bytes, size: int, longest: int = 1 << 16) -> tuple[list[bytes], Lines]:
@@ -80,19 +80,19 @@ def test_what_a_carriage_return_and_colours_leave(tmp_path):
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf16_is_recoded(tmp_path, encoding):
     text = "step 1 loss 2.5\nValueError: größer\n" * 40
-    lines, one = read(tmp_path / "a.log", text.encode(encoding))
+    lines, log = read(tmp_path / "a.log", text.encode(encoding))
     assert lines == text.encode().split(b"\n")[:-1]
     assert find([tmp_path]).sources
-    assert one.sample() == lines
+    assert log.sample() == lines
 
 
 @pytest.mark.parametrize(
     "foreign", ["größer".encode("latin-1"), b"cut \xe2\x82", "损坏".encode("gb18030")]
 )
-def test_other_encodings_are_read_and_told(tmp_path, foreign):
-    lines, one = read(tmp_path / "a.log", b"fine\n" + foreign + b"\nfine \xc3\xa9\n")
+def test_other_encodings_are_read_and_reported(tmp_path, foreign):
+    lines, log = read(tmp_path / "a.log", b"fine\n" + foreign + b"\nfine \xc3\xa9\n")
     assert lines == [b"fine", foreign, b"fine \xc3\xa9"]
-    assert one.notes == [
+    assert log.notes == [
         "1 lines, the first is line 2, hold bytes that are not UTF-8: they were replaced"
     ]
     assert find([tmp_path]).sources
@@ -100,9 +100,9 @@ def test_other_encodings_are_read_and_told(tmp_path, foreign):
 
 def test_empty_and_one_line(tmp_path):
     for name, content, expected in (("empty", b"", []), ("one", b"Killed", [b"Killed"])):
-        lines, one = read(tmp_path / name, content)
-        assert lines == one.sample() == expected
-        assert (one.lines, one.notes) == (len(expected), [])
+        lines, log = read(tmp_path / name, content)
+        assert lines == log.sample() == expected
+        assert (log.lines, log.notes) == (len(expected), [])
     assert source(tmp_path / "zeros.log", b"\0" * 3_000_000).sample() == []
     (tmp_path / "zeros.log").unlink()
     assert [s.name for s in find([tmp_path]).sources] == ["empty", "one"]
@@ -110,14 +110,14 @@ def test_empty_and_one_line(tmp_path):
 
 def test_a_sample_is_of_the_beginning_and_the_rest_and_takes_no_line_away(tmp_path):
     lines = [b"line %07d %s" % (at, b"x" * 50) for at in range(40_000)]
-    one = source(tmp_path / "a", b"\n".join(lines))
-    sample = one.sample()
+    log = source(tmp_path / "a", b"\n".join(lines))
+    sample = log.sample()
     assert len(sample) < len(lines)
     assert sample[:1000] == lines[:1000]
     assert set(sample) <= set(lines)
     assert any(lines[30_000] < line < lines[35_000] for line in sample)
-    assert [line for some in one.chunks() for line in some] == lines
-    assert (one.lines, one.notes) == (len(lines), [])
+    assert [line for some in log.chunks() for line in some] == lines
+    assert (log.lines, log.notes) == (len(lines), [])
 
 
 MEASURE = """
@@ -128,15 +128,15 @@ path = Path(sys.argv[1])
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()
-one = LogSource(path=path, name="a", size=path.stat().st_size)
-one.sample()
-lengths = [len(line) for lines in one.chunks() for line in lines]
-print(lengths, one.notes, (peak() - before) // 1024)
+log = LogSource(path=path, name="a", size=path.stat().st_size)
+log.sample()
+lengths = [len(line) for lines in log.chunks() for line in lines]
+print(lengths, log.notes, (peak() - before) // 1024)
 """
 
 
 @pytest.mark.parametrize(
-    ("filled", "told"),
+    ("filled", "printed"),
     [
         (b"x", "[5, 65536, 3] ['1 lines, the first is line 2, are longer than 65,536"),
         (b"\0", "[5, 5, 3] ['104,857,600 zero bytes"),
@@ -144,7 +144,7 @@ print(lengths, one.notes, (peak() - before) // 1024)
     ],
     ids=["text", "hole", "progress"],
 )
-def test_a_line_of_100_megabytes_needs_few(tmp_path, filled, told):
+def test_a_line_of_100_megabytes_needs_few(tmp_path, filled, printed):
     path = tmp_path / "a"
     with path.open("wb") as file:
         file.write(b"begin\nlong ")
@@ -157,7 +157,7 @@ def test_a_line_of_100_megabytes_needs_few(tmp_path, filled, told):
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, path], capture_output=True, text=True, check=True
     )
-    assert run.stdout.startswith(told)
+    assert run.stdout.startswith(printed)
     assert int(run.stdout.split()[-1]) < 24
 
 
@@ -175,8 +175,8 @@ def test_packed_files_are_unpacked(tmp_path):
     assert [s.name for s in found.sources] == ["a.gz", "b.zst", "c.log", "d.xz", "e.bz2"]
     assert "f.gz: compressed and damaged or cut off" in found.notes[0]
     for pack in (gzip.compress, bz2.compress, lzma.compress, zstandard.compress):
-        lines, one = read(tmp_path / "a.log", pack(b"one\n") + pack(b"two\n"))
-        assert (lines, one.cut_off) == ([b"one", b"two"], "")
+        lines, log = read(tmp_path / "a.log", pack(b"one\n") + pack(b"two\n"))
+        assert (lines, log.cut_off) == ([b"one", b"two"], "")
 
 
 @pytest.mark.long
@@ -186,10 +186,10 @@ def test_a_cut_off_file_gives_what_there_is(tmp_path, packer):
     numbers = b"".join(b"line %d of a log\n" % roll for roll in rolls)
     settings = {"compresslevel": 1} if packer == "bz2" else {}  # small blocks
     whole = pytest.importorskip(packer).compress(numbers, **settings)
-    lines, one = read(tmp_path / "a.log", whole[: len(whole) // 2])
+    lines, log = read(tmp_path / "a.log", whole[: len(whole) // 2])
     assert numbers.startswith(b"\n".join(lines))
     assert len(lines) > 10_000
-    assert "damaged or cut off" in one.cut_off
+    assert "damaged or cut off" in log.cut_off
     assert read(tmp_path / "b.log", whole)[1].cut_off == ""
 
 
@@ -255,7 +255,7 @@ def test_of_a_folder_only_logs_are_read(tmp_path):
         find([tmp_path / "run.jsonl"])
 
 
-def test_duplicates_are_read_once_and_told(tmp_path):
+def test_duplicates_are_read_once_and_reported(tmp_path):
     (tmp_path / "a.log").write_bytes(TEXT)
     (tmp_path / "b.log").write_bytes(TEXT)
     (tmp_path / "c.log").write_bytes(TEXT.replace(b"2.4", b"2.3"))
@@ -288,7 +288,7 @@ def test_loops_of_links_end(tmp_path):
         find([tmp_path / "itself"])
 
 
-def test_what_cannot_be_read_is_told(tmp_path):
+def test_what_cannot_be_read_is_reported(tmp_path):
     (tmp_path / "a.log").write_bytes(TEXT)
     refused = tmp_path / "b.log"
     refused.write_bytes(TEXT + b"b")
@@ -336,12 +336,12 @@ def test_an_answer_is_that_of_the_log_without_it(tmp_path, form):
             data = path.read_bytes()
             if data.count(b"\n") >= 3 and b"\r" not in data and path.suffix != ".gz":
                 lines = enumerate(data.decode().splitlines(), 1)
-                text = "".join(f"{wrap.format(at=at, line=one)}\n" for at, one in lines)
+                text = "".join(f"{wrap.format(at=at, line=line)}\n" for at, line in lines)
                 copy = to / path.relative_to(job.case.folder)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_text(text)
         found = diagnose([to], jobs=1)
-        where = [one.name for one in found.nodes]
+        where = [node.name for node in found.nodes]
         return found.outcome, found.title, found.stage, found.iteration, where
 
     with opened(["development"]) as jobs:
@@ -378,7 +378,7 @@ def test_ranks_steps_and_times_stay(lines):
     assert unwrapped(text) == text
 
 
-def test_what_was_done_is_told(tmp_path):
+def test_what_was_done_is_reported(tmp_path):
     (tmp_path / "a.log").write_text("".join(f"> {line}\n" for line in LOG * 3))
     notes = " ".join(diagnose([tmp_path], jobs=1).notes)
     assert "a mark, number or indent before every line was left out" in notes
@@ -400,9 +400,9 @@ def test_two_folders_with_files_of_one_name(tmp_path):
 
 def test_a_log_that_begins_with_a_hole_is_found(tmp_path):
     """As one that was emptied while its writer went on."""
-    lines, one = read(tmp_path / "a.log", b"\0" * 100_000 + TEXT)
+    lines, log = read(tmp_path / "a.log", b"\0" * 100_000 + TEXT)
     assert lines == TEXT.split(b"\n")[:-1]
-    assert one.notes == ["100,000 zero bytes were left out"]
+    assert log.notes == ["100,000 zero bytes were left out"]
     assert len(find([tmp_path]).sources) == 1
 
 

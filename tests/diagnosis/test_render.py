@@ -114,7 +114,7 @@ def test_the_first_line_says_how_sure_it_is():
     assert headline(unsure).startswith("FAILED: the cause is not known, rank 12 on node-03")
 
 
-def test_where_is_named_by_the_suspects_else_by_who_said_it_first():
+def test_where_is_named_by_the_suspects_else_by_who_logged_it_first():
     def at(**changes):
         return headline(out_of_memory(iteration=None, stage="", time=None, **changes))
 
@@ -206,7 +206,7 @@ def test_a_long_title_loses_what_explains_it_and_when_gets_a_line():
     assert shown[1] == "When       at step 431 (train), 2024-05-03 02:14:07"
 
 
-def test_a_candidate_that_came_after_is_said_to():
+def test_a_candidate_that_came_after_is_shown_as_such():
     after = Candidate(cause="slurm_cancelled", title="The job was cancelled", confidence=0.7,
                       why="follows rank_fell_silent")  # fmt: skip
     other = Candidate(cause="port_in_use", title="The port is in use", confidence=0.4,
@@ -223,7 +223,7 @@ def test_a_candidate_that_came_after_is_said_to():
 
 def test_a_time_that_is_none_is_still_shown():
     assert clock(4821.55) == "4821.6 s on its own clock"
-    # No difference is told of times on two scales.
+    # No difference is stated of times on two scales.
     assert "\nEcho       later on rank 0" in verdict(out_of_memory(time=4821.5))
     # No year: as written, in January too.
     assert clock(63072000.0 + 3 * 86400 + 61.5) == "01-04 00:01:01"
@@ -274,8 +274,8 @@ diagnoses = st.builds(
 @given(diagnoses)
 def test_any_diagnosis_fits_on_a_screen_with_the_line_of_the_log_and_who_acts(diagnosis):
     known = replace(diagnosis, events=(evidence(), *diagnosis.events), actor="hardware")
-    for one in (diagnosis, known):
-        lines = (shown := verdict(one)).split("\n")
+    for case in (diagnosis, known):
+        lines = (shown := verdict(case)).split("\n")
         assert len(lines) <= MOST_LINES
         assert all(len(line) <= WIDTH and line.isprintable() for line in lines)
         assert lines[0].startswith(diagnosis.outcome.upper())

@@ -133,9 +133,9 @@ def test_beyond_the_most_all_is_one() -> None:
 
 def test_like_is_word_for_word() -> None:
     events = Events()
-    one = events.number("saved <PATH> in <N> seconds")
-    assert events.like("saved <PATH> in <N> seconds") == one
-    assert events.like("saved <*> in <N> seconds") == one
+    number = events.number("saved <PATH> in <N> seconds")
+    assert events.like("saved <PATH> in <N> seconds") == number
+    assert events.like("saved <*> in <N> seconds") == number
     assert events.like("saved <PATH> in no seconds") is None
     assert events.like("lost <PATH> in <N> seconds") is None
 
@@ -144,8 +144,8 @@ def test_like_is_word_for_word() -> None:
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=200))
 def test_counts_are_those_of_plain_drain3(which: list[int]) -> None:
     """On lines of clear templates, seen once each by us and every time by drain3."""
-    said = [f"{word} module loads part {{}} of shard {word}" for word in "abcdefghij"]
-    lines = [said[one].format(at) for at, one in enumerate(which)]
+    forms = [f"{word} module loads part {{}} of shard {word}" for word in "abcdefghij"]
+    lines = [forms[index].format(at) for at, index in enumerate(which)]
     drain, events = Drain(depth=5, sim_th=0.6), Events()
     theirs = Counter(
         drain.add_log_message(f"class: {template(line)}")[0].cluster_id for line in lines
@@ -211,8 +211,8 @@ def test_prefixes_that_are_too_many_are_not_kept() -> None:
 
 @given(st.lists(st.text("abc+ ", min_size=1, max_size=6)), st.text("abc+ ", max_size=40))
 def test_it_finds_the_literals_that_occur_and_no_others(literals: list[str], line: str) -> None:
-    index = WordIndex((one.encode(), at) for at, one in enumerate(literals))
-    expected = [at for at, one in enumerate(literals) if one in line]
+    index = WordIndex((literal.encode(), at) for at, literal in enumerate(literals))
+    expected = [at for at, literal in enumerate(literals) if literal in line]
     assert sorted(index.items(line.encode())) == expected
     assert sorted(index.items(line.encode(), runs_of(line.encode()))) == expected
 
@@ -222,20 +222,20 @@ def test_the_looser_form_matches_what_the_pattern_matches(
     data: st.DataObject, few: list[int]
 ) -> None:
     """The law that makes it sound: never quiet about a line that a signature matches."""
-    one = data.draw(st.sampled_from(sorted(LIBRARY, key=lambda one: one.id)))
-    example = with_numbers(data.draw(st.sampled_from(one.matches)), few)
-    for pattern in one.patterns:
+    signature = data.draw(st.sampled_from(sorted(LIBRARY, key=lambda signature: signature.id)))
+    example = with_numbers(data.draw(st.sampled_from(signature.matches)), few)
+    for pattern in signature.patterns:
         if regex.search(pattern, example, regex.MULTILINE):
             assert regex.search(any_digits(pattern), NUMBERS.sub("", example), regex.MULTILINE)
 
 
 def test_a_statement_may_match_what_it_matches() -> None:
     lines = {line for job in corpus() for text in job.files.values() for line in text.split("\n")}
-    found = [(one, line) for one in STATEMENTS for line in lines if one.pattern.search(line)]
+    found = [(rule, line) for rule in STATEMENTS for line in lines if rule.pattern.search(line)]
     assert len(found) > 100
-    for one, line in found:
+    for rule, line in found:
         bare = NUMBERS.sub("", line)
-        assert one in may_state(bare, bare.lower().encode())
+        assert rule in may_state(bare, bare.lower().encode())
 
 
 @given(LINES, SOME)
@@ -251,11 +251,11 @@ def test_a_line_that_no_signature_can_match_is_quiet() -> None:
 
 
 def test_structured_lines_are_classed_by_their_key() -> None:
-    one, other = (
+    start, stop = (
         FACTS(b':::MLLOG {"time_ms": 1, "key": "%s", "value": null}' % key)
         for key in (b"run_start", b"run_stop")
     )
-    assert one.cls != other.cls
+    assert start.cls != stop.cls
 
 
 def test_an_exception_is_seen_wherever_it_stands() -> None:

@@ -10,7 +10,7 @@ from rmetric.diagnosis.reading.prefixes import COUNTED as COUNTED_FORMS
 from rmetric.diagnosis.reading.prefixes import CUT, NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
-#: Every form, written by its launcher for one speaker: what it looks like, and what it says.
+#: Every form, as its launcher writes it for a rank: its template, and the fields it states.
 RANK = st.integers(0, 4095)
 HOST = st.sampled_from(["node-07", "gpu041", "r6i4n5", "10.0.0.2", "ip-10-0-0-1.ec2.internal"])
 WRITTEN = {
@@ -46,15 +46,15 @@ def written(form: str, rank: int, host: str = "") -> tuple[str, Prefix]:
         fields["node"] = f"algo-{rank % 8}"
     if form == "stern":
         fields["node"] = f"fit-worker-{rank}"
-    template, said = {**WRITTEN, **COUNTED}[form]
+    template, names = {**WRITTEN, **COUNTED}[form]
     if form == "kubectl":
         fields["node"], template = f"job-{node}", template.replace("job-", "")
-    who = Prefix(kinds=(form,), **{name: fields[name] for name in said.split()})
+    who = Prefix(kinds=(form,), **{name: fields[name] for name in names.split()})
     return template.format(**fields), who
 
 
-#: What is said; two of the forms need it to begin as their library does.
-SAID = {"nccl": "NCCL INFO ", "open_mpi": "*** "}
+#: How a text begins: two of the forms need the beginning of their library.
+OPENINGS = {"nccl": "NCCL INFO ", "open_mpi": "*** "}
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=30).map(
     lambda text: "said " + text
 )
@@ -69,7 +69,7 @@ def test_every_form_is_tried_here():
 @given(rank=RANK, host=HOST, text=TEXT)
 def test_a_prefix_split_off_and_put_back_gives_the_line(form, rank, host, text):
     prefix, expected = written(form, rank, host)
-    text = SAID.get(form, "") + text
+    text = OPENINGS.get(form, "") + text
     who, start = PrefixParser().split((prefix + text).encode())
     assert who == expected
     assert start == len(prefix)
@@ -89,7 +89,7 @@ def test_a_counted_form_counts_where_the_lines_agree(form, rank, text):
 
 @given(st.sampled_from(list(COUNTED)), st.sampled_from(list(WRITTEN)), HOST)
 def test_prefixes_stack(outer, inner, host):
-    text = SAID.get(inner, "") + "said"
+    text = OPENINGS.get(inner, "") + "said"
     lines = [
         f"{written(outer, at % 16)[0]}{written(inner, at % 16, host)[0]}{text}".encode()
         for at in range(64)
@@ -105,7 +105,7 @@ def test_a_role_called_rank_states_the_rank_within_the_node():
     lines = [b"[rank3]:[rank11]:[W] slow", b"[rank3]:[titan] step 1", b"[rank2]:[titan] step 1"]
     parser = PrefixParser.learn(lines)
     found = [parser.split(line)[0] for line in lines]
-    assert [(one.local_rank, one.rank) for one in found] == [(3, 11), (3, None), (2, None)]
+    assert [(prefix.local_rank, prefix.rank) for prefix in found] == [(3, 11), (3, None), (2, None)]
     frame = b'[rank3]:  File "a.py", line 3, in read'  # nothing but the indent stands before it
     assert frame[parser.split(frame)[1] :].startswith(b"  File")
     labelled = PrefixParser.learn([b"1: " + line for line in lines])

@@ -15,7 +15,7 @@ from rmetric.diagnosis.reading.text import clean, kind_of, level
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, parse
 
 MOMENTS = st.datetimes(datetime(2001, 9, 10), datetime(2033, 1, 1), timezones=st.just(timezone.utc))
-#: Behind each form, the part of a second that it tells.
+#: Behind each form, the part of a second that it states.
 FORMS = {
     "%Y-%m-%dT%H:%M:%S.{micro}Z said": 6,
     "%Y-%m-%d %H:%M:%S,{milli} - trainer - INFO - said": 3,
@@ -88,8 +88,8 @@ def test_without_a_year_it_is_one_of_its_own(moment):
     ):
         found = parse(formatted(form, moment))
         assert found is not None
-        told = moment if "micro" in form else moment.replace(microsecond=0)
-        assert found[0] == pytest.approx(told.timestamp(), abs=1e-6)
+        expected = moment if "micro" in form else moment.replace(microsecond=0)
+        assert found[0] == pytest.approx(expected.timestamp(), abs=1e-6)
     assert parse("May  3 12:00:01 gpu-07 x") == (NO_YEAR[0] + 123 * 86400 + 43201, 15)
     assert parse("Feb 29 12:00:01 gpu-07 x") == (NO_YEAR[0] + 59 * 86400 + 43201, 15)
 
@@ -102,7 +102,7 @@ def test_a_kernels_seconds_since_boot(micro):
 
 
 @given(st.text(max_size=200))
-def test_any_text_can_be_asked(text):
+def test_any_text_can_be_parsed(text):
     found = parse(text)
     assert found is None or 0 < found[1] <= len(text)
 

@@ -35,8 +35,8 @@ def world(*lines: str, file: str = "a.log") -> World:
 
 def together(*graphs: IdentityGraph) -> World:
     whole = IdentityGraph()
-    for one in graphs:
-        whole.merge(one)
+    for part in graphs:
+        whole.merge(part)
     return World(whole)
 
 
@@ -50,7 +50,7 @@ def test_the_largest_group_is_the_world():
     assert [found.rank_of_process(Prefix(node="h", pid=pid)) for pid in range(8)] == [*range(8)]
 
 
-def test_two_sizes_are_told():
+def test_two_sizes_are_reported():
     found = world(*["WORLD_SIZE=8"] * 3, "WORLD_SIZE=16")
     assert found.size == 8
     assert "different numbers of ranks (8, 16)" in found.notes()[0]
@@ -134,7 +134,7 @@ def stated(what: str, *lines: str) -> set[int]:
     return set(graph(*lines).of(f"stream {what}", ("a.log", NO_PREFIX)))
 
 
-def test_what_tells_the_own_rank_and_the_number_of_the_node():
+def test_what_states_the_own_rank_and_the_number_of_the_node():
     for rank, line in TABLES["own_ranks"]:
         assert stated("rank", line) == ({rank} - {None}), line
     lines = ("group_rank=2", "--node_rank 2", "  global_ranks=[16, 17, 18, 19]")
@@ -144,19 +144,19 @@ def test_what_tells_the_own_rank_and_the_number_of_the_node():
 @pytest.mark.long
 @settings(max_examples=30)
 @given(st.data())
-def test_told_ranks_are_found_whatever_the_order_of_nodes(tmp_path_factory, data):
-    """Each rank tells its rank within the node, and one of each node its own."""
+def test_stated_ranks_are_found_whatever_the_order_of_nodes(tmp_path_factory, data):
+    """Each rank states its rank within the node, and one of each node its own."""
     nodes, each = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     folder: Path = tmp_path_factory.mktemp("job")
     expected = {}
     for at, number in enumerate(data.draw(st.permutations(range(nodes)))):
-        teller = data.draw(st.integers(0, each - 1))
-        lines = [f"[default{one}]:loading shard of {one}" for one in range(each) for _ in range(3)]
-        lines += [f"[default{teller}]:[rank{number * each + teller}]: gone"]
+        known = data.draw(st.integers(0, each - 1))
+        lines = [f"[default{i}]:loading shard of {i}" for i in range(each) for _ in range(3)]
+        lines += [f"[default{known}]:[rank{number * each + known}]: gone"]
         (folder / f"node-{at}.log").write_text("\n".join(lines))
         expected |= {number * each + local: {f"node-{at}.log"} for local in range(each)}
     streams = ingest([folder], SignatureLibrary.shipped()).streams.values()
-    assert {one.rank: one.files for one in streams if one.rank is not None} == expected
+    assert {stream.rank: stream.files for stream in streams if stream.rank is not None} == expected
 
 
 PARTS = st.sampled_from(
@@ -173,7 +173,7 @@ PARTS = st.sampled_from(
 
 @given(st.lists(PARTS, max_size=10), st.sampled_from(["", " "]), st.sampled_from([None, 3]))
 def test_what_a_form_cannot_state_no_line_of_it_states(pieces, gap, rank):
-    """Whatever its digits are, and where they stand: the form is told without them."""
+    """Whatever its digits are, and where they stand: the form is determined without them."""
     text, who = gap.join(pieces), Prefix(kinds=("torch",), rank=rank)
     bare = re.sub("[0-9]", "", text)
     form = bare.lower().encode()
