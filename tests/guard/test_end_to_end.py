@@ -86,7 +86,7 @@ def test_sigterm_in_the_middle_of_a_save(tmp_path):
     run.until(lambda: run.step() >= 6 and any(run.folder.checkpoints.glob("*.part")))
     os.kill(run.worker(0), signal.SIGTERM)
     run.end()
-    # The rank that received it and the other saved one step together, and ended.
+    # The rank that received it and those that did not saved one step together, and ended.
     assert run.failures == ["it ended with exit code 0 before it had finished"]
     assert "SIGTERM" in run.log(1)
     assert run.summary.steps_lost == 0
