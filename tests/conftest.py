@@ -61,7 +61,7 @@ def start():
     """
     children = []
 
-    def one(command, **options) -> subprocess.Popen:
+    def start_child(command, **options) -> subprocess.Popen:
         child = subprocess.Popen(
             command, start_new_session=True, **options,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -69,7 +69,7 @@ def start():
         children.append(child)
         return child
 
-    yield one
+    yield start_child
     for child in children:
         with suppress(ProcessLookupError):  # also those that it started and left
             os.killpg(child.pid, signal.SIGKILL)

@@ -198,8 +198,8 @@ def test_a_sound_training_has_no_finding_and_equal_weights(caplog):
     plain.monitor.close()
     plain.monitor = Monitor(plain.model, plain.optimizer)
     plain.run(130)
-    for one, other in zip(with_audits.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for a, b in zip(with_audits.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_sparse_gradient_that_is_there_before_a_backward_pass_ends_nothing(caplog):
@@ -215,7 +215,7 @@ def test_a_sparse_gradient_that_is_there_before_a_backward_pass_ends_nothing(cap
     assert "failed and does nothing any more" not in caplog.text
 
 
-def test_a_hook_that_fails_ends_no_pass_and_is_told_once(caplog, monkeypatch):
+def test_a_hook_that_fails_ends_no_pass_and_is_logged_once(caplog, monkeypatch):
     monkeypatch.setattr(AUDITS["modes"], "_before_forward", lambda *_: 1 / 0)
     assert Loop().run() == set()
     assert caplog.text.count("an audit hook failed and does nothing any more: ZeroDivisionE") == 1
@@ -288,7 +288,7 @@ class Stream(IterableDataset):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "workers", "updates", "told"),
+    ("dataset", "workers", "updates", "warned"),
     [
         (Drawn(), 2, 1, True),
         (Drawn(), 4, 1, True),
@@ -299,7 +299,7 @@ class Stream(IterableDataset):
     ],
     ids=["two", "four", "not_split", "one", "seeded", "updated_twice"],
 )
-def test_workers_that_draw_the_same_are_told(dataset, workers, updates, told):
+def test_workers_that_draw_the_same_are_reported(dataset, workers, updates, warned):
     class Loaded(Loop):
         def batch(self, step):
             return next(self.given)
@@ -308,7 +308,7 @@ def test_workers_that_draw_the_same_are_told(dataset, workers, updates, told):
     loader = DataLoader(dataset, batch_size=4, num_workers=workers)
     loop.given = (batch for _ in range(2) for batch in loader for _ in range(updates))
     found = loop.run(17)
-    assert found == ({("batch_again", "hint")} if told else set())
+    assert found == ({("batch_again", "hint")} if warned else set())
     words = f"each batch comes {workers} times in a row: workers with one seed"
     assert all(finding.words.startswith(words) for finding in loop.monitor.findings)
 
@@ -353,7 +353,7 @@ def test_a_planned_schedule_does_not_rise_above_its_peak(make):
 
 
 @pytest.mark.parametrize("growth", [1.06, 1.3, 50.0])
-def test_a_rate_that_grows_after_a_constant_one_is_told(growth):
+def test_a_rate_that_grows_after_a_constant_one_is_reported(growth):
     rates = [0.1] * 100 + [0.1 * growth ** min(n, 30) for n in range(1, 101)]
     ((step, kind, severity),) = followed(rates=rates)
     assert (kind, severity) == ("rate_above_peak", "error")
@@ -473,18 +473,18 @@ def sharded(model):
 @pytest.mark.long
 @pytest.mark.parametrize("step", [0, 5])
 @pytest.mark.parametrize(
-    ("settings", "told", "apart"),
+    ("settings", "reporting", "apart"),
     [({"ranks": 3}, (0, 1, 2), (1,)), ({"ranks": 4, "wrap": sharded}, (1, 3), (1, 3))],
     ids=["replicas", "shards"],
 )
-def test_copies_that_part_are_told_with_their_ranks(settings, told, apart, step):
+def test_copies_that_part_are_reported_with_their_ranks(settings, reporting, apart, step):
     pytest.importorskip("torch.distributed")
     from tests.monitor.ranks import on_ranks, train_on_rank, watched
 
     make, after = watched(config=None, audits=True), partial(flip, step)
     results = on_ranks(train_on_rank, make, after=after, steps=14, **settings)
     for rank, found in enumerate(result["findings"] for result in results):
-        if step and rank in told:
+        if step and rank in reporting:
             errors = [(f.kind, f.ranks, f.parameters) for f in found if f.severity == "error"]
             assert ("weights_apart", apart, ("0.weight",)) in errors
         else:

@@ -20,7 +20,7 @@ from tests.audits.test_audits import WORDS, Model, batches
 from tests.integrations import trainers
 from tests.monitor.ranks import on_ranks
 
-#: What is lost -> the row that says so, and its present value where that is the same everywhere.
+#: What is lost -> the row that states it, and its present value where that is the same everywhere.
 PARTS = {
     "nothing": [],
     "moments": [("moments", "lost, norm 0")],
@@ -80,9 +80,9 @@ def plain(folder, part, rank=None):
             step, states, older, random, kept = torch.load(path)
             lose(part, *states[1:4])
             states[0] = older if part == "weights" else states[0]
-            for one, state in zip(parts, states, strict=True):
-                if (one, part) != (average, "EMA"):
-                    one.load_state_dict(state)
+            for stateful, state in zip(parts, states, strict=True):
+                if (stateful, part) != (average, "EMA"):
+                    stateful.load_state_dict(state)
             if part == "EMA":
                 average.module.load_state_dict(model.state_dict())
             monitor.load_state_dict(json.loads(kept))
@@ -107,7 +107,7 @@ def plain(folder, part, rank=None):
             if number == 2 and part is None:
                 older = copy.deepcopy(model.state_dict())
             if number == SAVED and part is None:
-                states = [one.state_dict() for one in parts]
+                states = [stateful.state_dict() for stateful in parts]
                 kept = json.dumps(monitor.state_dict())
                 torch.save((SAVED, states, older, torch.get_rng_state(), kept), path)
     return monitor
@@ -305,7 +305,7 @@ def test_a_log_that_was_cut_off_keeps_its_entries(tmp_path):
 
 
 @pytest.mark.parametrize("lost", ["", "moments", "buffers"])
-def test_moments_of_other_parameters_and_running_statistics_are_told(lost):
+def test_moments_of_other_parameters_and_running_statistics_are_reported(lost):
     def train(names, states=None):
         torch.manual_seed(0)
         linear, norm = torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4, affine=False)

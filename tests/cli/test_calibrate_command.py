@@ -34,13 +34,13 @@ def logs(tmp_path):
     return folder
 
 
-def test_healthy_logs_become_thresholds_and_a_broken_one_is_said(logs, tmp_path, capsys):
+def test_healthy_logs_become_thresholds_and_a_broken_one_is_reported(logs, tmp_path, capsys):
     out = tmp_path / "new" / "mine.json"
     assert main(["calibrate", str(logs), "--budget", "0", "--out", str(out)]) == 1
-    told = capsys.readouterr()
-    assert told.err.startswith(f"failed: {logs / 'c.jsonl'}")
-    assert told.err.count("\n") == 1
-    counts, raised, recall, lost, promise, where = told.out.splitlines()
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"failed: {logs / 'c.jsonl'}")
+    assert printed.err.count("\n") == 1
+    counts, raised, recall, lost, promise, where = printed.out.splitlines()
     assert counts == "2 runs; 1 would alarm under the lowest thresholds that there are"
     assert recall.startswith("failing runs of the laboratory detected by training_loss: 28 of 36")
     assert recall.endswith(", 26 with these")
@@ -62,19 +62,19 @@ def test_healthy_logs_become_thresholds_and_a_broken_one_is_said(logs, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("budget", "said"),
+    ("budget", "message"),
     [
         ("0.02", "1 run cannot show a share of 2 %: at least 50 are needed to see one alarm in 50"),
         ("0.3", "1 run cannot show a share of 30 %: at least 4 are needed to see one alarm in 4"),
         ("0", "0 of 1 run alarm; that is no promise for others"),
     ],
 )
-def test_runs_within_the_floors_and_too_few_of_them_are_said(logs, tmp_path, capsys, budget, said):
+def test_runs_within_the_floors_and_too_few_are_reported(logs, tmp_path, capsys, budget, message):
     out = str(tmp_path / "t.json")
     assert main(["calibrate", str(logs / "a.jsonl"), "--budget", budget, "--out", out]) == 0
-    told = capsys.readouterr().out
-    assert "no threshold was raised: these runs stay within the lowest ones" in told
-    assert said in told
+    printed = capsys.readouterr().out
+    assert "no threshold was raised: these runs stay within the lowest ones" in printed
+    assert message in printed
 
 
 def test_runs_whose_own_log_says_that_they_failed_are_left_out(tmp_path, capsys):
@@ -85,13 +85,13 @@ def test_runs_whose_own_log_says_that_they_failed_are_left_out(tmp_path, capsys)
     assert failed
     assert healthy
     assert main(["calibrate", *map(str, sample), "--out", str(out)]) == 0
-    told = capsys.readouterr()
-    assert told.err.count("left out: ") == len(failed)
-    assert told.out.startswith(f"{len(healthy)} runs; ")
+    printed = capsys.readouterr()
+    assert printed.err.count("left out: ") == len(failed)
+    assert printed.out.startswith(f"{len(healthy)} runs; ")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "error: no healthy run to calibrate on"),
         (
@@ -100,16 +100,16 @@ def test_runs_whose_own_log_says_that_they_failed_are_left_out(tmp_path, capsys)
         ),
     ],
 )
-def test_without_a_healthy_run_nothing_is_written(tmp_path, capsys, content, said):
+def test_without_a_healthy_run_nothing_is_written(tmp_path, capsys, content, message):
     log, out = tmp_path / "x.jsonl", tmp_path / "t.json"
     log.write_text(content)
     assert main(["calibrate", str(log), "--out", str(out)]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not out.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\xfd7zXZ\x00 cut"])
-def test_a_damaged_archive_is_said(tmp_path, capsys, content):
+def test_a_damaged_archive_is_reported(tmp_path, capsys, content):
     archive = tmp_path / "x.tar.xz"
     archive.write_bytes(content)
     assert main(["calibrate", str(archive), "--out", str(tmp_path / "t.json")]) == 1

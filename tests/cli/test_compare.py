@@ -104,7 +104,7 @@ def test_speeds_and_memory_are_compared(tmp_path):
     assert "| 1.5 (steps) | 1.5 | 0 → 0 | 0 of 1 |" in as_markdown("a", {"b": found})
 
 
-def test_a_slower_candidate_is_said_by_each_column_that_states_it(tmp_path, capsys):
+def test_a_slower_candidate_is_reported_by_each_column_that_states_it(tmp_path, capsys):
     for name, pace in (("a", 1.0), ("b", 0.7)):
         rows = [
             {"step": n, "loss": 2 + 1 / n, "step_time_ms": 500 / pace, "tokens/s": 9000 * pace}

@@ -55,15 +55,15 @@ def broken(tmp_path):
 
 
 def fake(monkeypatch, diagnosis: Diagnosis) -> list:
-    """`diagnose` answers this, and what it was asked is kept."""
-    asked = []
+    """`diagnose` returns this, and its calls are kept."""
+    calls = []
 
     def diagnose(*given, **named):
-        asked.append((given, named))
+        calls.append((given, named))
         return diagnosis
 
     monkeypatch.setattr(decide, "diagnose", diagnose)
-    return asked
+    return calls
 
 
 def test_a_job_that_ran_out_of_memory(broken, capsys):
@@ -80,15 +80,15 @@ def test_a_job_that_ran_out_of_memory(broken, capsys):
 
 
 @pytest.mark.parametrize(
-    ("last", "said"),
+    ("last", "message"),
     [(299, "the log stops at step 299 of 5,000"), (4990, "No failure found, last step 4990")],
 )
-def test_a_log_that_stops_short_is_not_simply_healthy(last, said, tmp_path, capsys):
+def test_a_log_that_stops_short_is_not_simply_healthy(last, message, tmp_path, capsys):
     log = tmp_path / "train.log"
     log.write_text("".join(f"step {n}/5000 loss 2.5\n" for n in range(last - 50, last + 1)))
     assert main(["diagnose", str(log)]) == 0
     printed = capsys.readouterr().out
-    assert said in printed
+    assert message in printed
     assert ("(guess)" in printed) == (last == 299)
 
 
@@ -151,7 +151,7 @@ def test_wrong_use_is_one_clear_line(arguments, words, broken, tmp_path, capsys)
     log, own, page = broken / "rank_2.log", tmp_path / "own.yaml", tmp_path / "page.html"
     own.write_text("- id: mine\n  role: nonsense\n")
     before = log.read_bytes()
-    given = [one.format(log=log, own=own, page=page) for one in arguments]
+    given = [argument.format(log=log, own=own, page=page) for argument in arguments]
     assert main(["diagnose", *given]) == 2
     assert not page.exists()
     printed = capsys.readouterr()
@@ -171,10 +171,10 @@ def test_each_outcome_has_its_exit_code_and_help_says_it(outcome, monkeypatch, b
     assert capsys.readouterr().out == verdict(Diagnosis(outcome=outcome)) + "\n"
 
 
-def test_what_is_asked_reaches_the_diagnosis(monkeypatch, broken):
-    asked, well = fake(monkeypatch, Diagnosis(outcome="healthy")), broken / "rank_0.log"
+def test_options_reach_the_diagnosis(monkeypatch, broken):
+    calls, well = fake(monkeypatch, Diagnosis(outcome="healthy")), broken / "rank_0.log"
     main(["diagnose", str(broken), "--healthy", str(well), "--healthy", str(well), "--jobs", "3"])
-    given, named = asked[0]
+    given, named = calls[0]
     assert given == ([broken],)
     assert named["healthy"] == [well, well]
     assert (named["pool"], named["signatures"], named["jobs"]) == (None, [], 3)
@@ -205,7 +205,7 @@ def test_json_and_page_in_files_leave_the_words_on_the_terminal(
     assert "Lower the micro batch." in page.read_text(encoding="utf-8")
 
 
-def test_what_cannot_be_written_is_said_after_the_verdict(monkeypatch, broken, tmp_path, capsys):
+def test_a_failed_write_is_reported_after_the_verdict(monkeypatch, broken, tmp_path, capsys):
     def full(path, lines):
         raise OSError(28, "No space left on device", str(path))
 

@@ -1,4 +1,4 @@
-"""The table of exit codes in docs/commands.md holds every command, and what it says is so."""
+"""The table of exit codes in docs/commands.md holds every command, and what it states is so."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def test_a_wrong_command_line_is_2(command, capfd):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_the_codes_of_the_table(name):
     words = import_module(f"rmetric.cli.{name}").EXAMPLES
-    told = set(re.findall(r"(?:^|[:;,] )\s*(\d+) +\w", words.partition("exit codes:")[2], re.M))
+    codes = set(re.findall(r"(?:^|[:;,] )\s*(\d+) +\w", words.partition("exit codes:")[2], re.M))
     row = re.findall(r"(?:^|, )(\d+) ", TABLE[f"rmetric {name}"][2])
-    assert told - {"130", "128"} == {"0", "1", "2", *row} - {"128"}
+    assert codes - {"130", "128"} == {"0", "1", "2", *row} - {"128"}
 
 
 def test_the_codes_that_only_one_command_has():
@@ -107,9 +107,9 @@ def test_an_output_that_cannot_be_written_is_1(command, arguments, tmp_path, cap
     below = str(log / "below")  # of a file: no folder can be made there
     given = [word.replace("LOG", str(log)).replace("DIR", below) for word in arguments]
     assert code_of(command, *given) == FAILED == 1
-    said = capfd.readouterr().err
-    assert str(log) in said
-    assert "Traceback" not in said
+    errors = capfd.readouterr().err
+    assert str(log) in errors
+    assert "Traceback" not in errors
     assert re.search("cannot be written|or written|as `rmetric", TABLE[command][1])
 
 

@@ -1,4 +1,4 @@
-"""The line that says how much has been read: on a terminal, late, and gone at the end."""
+"""The line that shows how much has been read: on a terminal, late, and gone at the end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_takes_a_moment_and_what_nobody_sees_is_read_without_a_word(
 
 
 @pytest.mark.parametrize("command", [["diagnose"], ["logs", "learn", "--job", "a", "--out"]])
-def test_all_bytes_are_told(command, tmp_path, monkeypatch):
+def test_all_bytes_are_counted(command, tmp_path, monkeypatch):
     text = "".join(f"step {number} loss 2.5\n" for number in range(2000))
     log = tmp_path / "a.log"
     log.write_text(text)
@@ -69,7 +69,7 @@ def test_replay_shows_the_bytes_of_the_packed_file_and_then_the_records(
     monkeypatch.setattr(progress, "FIRST", 0.0)
     monkeypatch.setattr(progress, "NEXT", 0.0)
     assert main(["replay", str(packed), "--out", str(tmp_path / "out"), "--plots", "none"]) == 0
-    told = errors.getvalue()
+    printed = errors.getvalue()
     size = f"/{packed.stat().st_size / 1000:.1f}k ["  # of the file is the total
     parts = ("reading: ", size, "B/s", "judging: ", "/9.00k [", "records/s")
-    assert [part in told for part in parts] == [errors.isatty()] * len(parts)
+    assert [part in printed for part in parts] == [errors.isatty()] * len(parts)

@@ -38,13 +38,13 @@ def start(nvml, history, *arguments, gpus=2):
 
 
 def recorded(path, last="xid_79", gpu=0):
-    heard = [
+    events = [
         Reading(gpu=g, time=T + 10 * n, temperature_celsius=61.0, pcie_replays=0)
         for n in range(30)
         for g in (0, 1)
     ]
-    heard.append(GpuSign(gpu=gpu, time=T + 294, kind=last))
-    path.write_bytes(b"".join(event_line(one, "n7") for one in heard))
+    events.append(GpuSign(gpu=gpu, time=T + 294, kind=last))
+    path.write_bytes(b"".join(event_line(event, "n7") for event in events))
     return path
 
 
@@ -60,7 +60,7 @@ power, utilisation_drop
 
 
 class TestPlayed:
-    def test_it_tells_changes_and_how_it_ended(self, tmp_path, capsys):
+    def test_it_prints_changes_and_how_it_ended(self, tmp_path, capsys):
         assert main(["telemetry", "--play", str(recorded(tmp_path / "r.jsonl"))]) == 3
         assert capsys.readouterr().out == PLAYED
 
@@ -162,12 +162,12 @@ class TestLive:
             "GPU n1:1: fatal, take it out of use: no spare row of memory for a failing one\n"
         )
         lines = [json.loads(line) for line in kept.read_bytes().splitlines()]
-        assert [(one["event"], one["gpu"]) for one in lines] == [
+        assert [(line["event"], line["gpu"]) for line in lines] == [
             ("READING", 0), ("READING", 1), ("VERDICT", 0), ("VERDICT", 1),
         ]  # fmt: skip
 
     @pytest.mark.long
-    def test_it_goes_on_until_it_is_told_to_end(self, nvml, tmp_path):
+    def test_it_goes_on_until_it_is_stopped(self, nvml, tmp_path):
         pytest.importorskip("prometheus_client")
         run = tmp_path / "run"
         run.mkdir()
@@ -178,8 +178,8 @@ class TestLive:
             "--run", run,
         )  # fmt: skip
         try:
-            said = running.stdout.readline()
-            url = re.fullmatch(r"metrics: (http://127\.0\.0\.1:\d+/metrics)\n", said)[1]
+            line = running.stdout.readline()
+            url = re.fullmatch(r"metrics: (http://127\.0\.0\.1:\d+/metrics)\n", line)[1]
             end = time.monotonic() + 30
             while RunFolder(run).request() is None and time.monotonic() < end:
                 time.sleep(0.02)
@@ -195,10 +195,10 @@ class TestLive:
         assert fatal in served
         assert fatal in text.read_text()
         assert RunFolder(run).request().reason.startswith("GPU n1:1: Xid 119")
-        heard = [read_line(line)[1] for line in kept.read_bytes().splitlines()]
-        assert any(isinstance(one, GpuSign) and one.kind == "xid_119" for one in heard)
-        assert any(isinstance(one, GpuVerdict) and one.level == "fatal" for one in heard)
-        assert all(abs(one.time - time.time()) < 120 for one in heard)
+        events = [read_line(line)[1] for line in kept.read_bytes().splitlines()]
+        assert any(isinstance(event, GpuSign) and event.kind == "xid_119" for event in events)
+        assert any(isinstance(event, GpuVerdict) and event.level == "fatal" for event in events)
+        assert all(abs(event.time - time.time()) < 120 for event in events)
 
 
 @pytest.mark.long
@@ -206,18 +206,18 @@ def test_a_full_disk_does_not_stop_the_watch(nvml, tmp_path):
     history = [(40, 0, "xid", 79)]
     arguments = ("--interval", "0.05", "--jsonl", "/dev/full", "--run", tmp_path)
     with start(nvml, history, *arguments, gpus=1) as running:
-        asked = read_until(running, "request 1 for a checkpoint is left")
+        output = read_until(running, "request 1 for a checkpoint is left")
         running.send_signal(signal.SIGTERM)
         assert running.wait(20) == 1
         assert running.stderr.read().count("No space left") == 1
-    assert "Xid 79" in asked
+    assert "Xid 79" in output
     assert RunFolder(tmp_path).request().fatal
 
 
 def read_until(running, words):
-    said = ""
-    while words not in said:
+    output = ""
+    while words not in output:
         line = running.stdout.readline()
         assert line, running.stderr.read()
-        said += line
-    return said
+        output += line
+    return output

@@ -86,9 +86,9 @@ DIVERGED = {
 
 
 def test_one_diverged_run_among_twenty_is_left_out_with_its_evidence(calibrated):
-    code, told, thresholds = calibrated(crowd() | {"bad": diverged(50)})
+    code, printed, thresholds = calibrated(crowd() | {"bad": diverged(50)})
     assert code == 0
-    (line,) = told.err.splitlines()
+    (line,) = printed.err.splitlines()
     assert line.startswith("left out: bad: looks like a failure: failure under way at step 104: ")
     assert "training loss" in line
     assert "the loss is 7.217 at the end, 2.111 was usual before" in line
@@ -97,22 +97,22 @@ def test_one_diverged_run_among_twenty_is_left_out_with_its_evidence(calibrated)
     assert thresholds.provenance["left_out"] == [
         {"run": "bad", "evidence": line.partition("failure: ")[2]}
     ]
-    assert "left out, they look like failures: bad" in told.out
+    assert "left out, they look like failures: bad" in printed.out
 
 
 def test_diverged_runs_of_several_kinds_do_not_hide_each_other(calibrated):
-    code, told, thresholds = calibrated(crowd() | DIVERGED)
+    code, printed, thresholds = calibrated(crowd() | DIVERGED)
     assert code == 0
-    assert [line.split(": ")[1] for line in told.err.splitlines()] == sorted(DIVERGED)
+    assert [line.split(": ")[1] for line in printed.err.splitlines()] == sorted(DIVERGED)
     assert thresholds.alone == FLOORS.alone
     assert all(alarms(thresholds, losses) for losses in DIVERGED.values())
 
 
 def test_where_every_run_diverged_nothing_is_written(calibrated):
-    code, told, thresholds = calibrated({f"bad{n}": diverged(n) for n in range(5)})
+    code, printed, thresholds = calibrated({f"bad{n}": diverged(n) for n in range(5)})
     assert (code, thresholds) == (1, None)
-    assert told.err.count("left out: bad") == 5
-    assert "error: no healthy run to calibrate on: all 5 look like failures" in told.err
+    assert printed.err.count("left out: bad") == 5
+    assert "error: no healthy run to calibrate on: all 5 look like failures" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_where_every_run_diverged_nothing_is_written(calibrated):
 def test_a_run_that_ends_in_its_alarm_or_is_nan_is_left_out(calibrated, at, to, why):
     broken = healthy(70)
     broken[at:] = to
-    code, told, thresholds = calibrated(crowd() | {"broken": broken})
+    code, printed, thresholds = calibrated(crowd() | {"broken": broken})
     assert code == 0
-    assert f"left out: broken: looks like a failure: {why}" in told.err
+    assert f"left out: broken: looks like a failure: {why}" in printed.err
     assert thresholds.alone == FLOORS.alone
     assert thresholds.provenance["runs"] == 20
 
@@ -132,16 +132,16 @@ def test_a_run_that_ends_in_its_alarm_or_is_nan_is_left_out(calibrated, at, to, 
 @pytest.mark.long
 def test_a_spike_that_recovers_is_named_and_refused_where_it_blinds(calibrated):
     runs = crowd() | {"spiky": spiked(80)}
-    code, told, thresholds = calibrated(runs)
+    code, printed, thresholds = calibrated(runs)
     assert (code, thresholds) == (1, None)
-    assert "error: nothing was written: " in told.err
-    assert "of 28 failing runs" in told.err
-    (line,) = (line for line in told.err.splitlines() if "by spiky" in line)
+    assert "error: nothing was written: " in printed.err
+    assert "of 28 failing runs" in printed.err
+    (line,) = (line for line in printed.err.splitlines() if "by spiky" in line)
     assert "loss_jump 4 to " in line
     assert "(4 without it)" in line
     assert "let them alarm (--budget)" in line
 
-    code, told, thresholds = calibrated(runs, "--force")
+    code, printed, thresholds = calibrated(runs, "--force")
     assert code == 0
     recall = thresholds.provenance["recall"]
     assert recall["detected_before"] == 28
@@ -149,25 +149,25 @@ def test_a_spike_that_recovers_is_named_and_refused_where_it_blinds(calibrated):
     assert len(recall["no_longer_detected"]) == 28 - recall["detected_after"]
     assert thresholds.provenance["raised_by"]["loss_jump"]["run"] == "spiky"
     assert thresholds.provenance["raised_by"]["loss_jump"]["without_it"] == 4.0
-    assert f"shipped thresholds, {recall['detected_after']} with these" in told.out
+    assert f"shipped thresholds, {recall['detected_after']} with these" in printed.out
 
 
 def test_the_budget_gives_a_spike_up_and_nothing_is_lost(calibrated):
-    code, told, thresholds = calibrated(crowd() | {"spiky": spiked(80)}, "--budget", "0.05")
+    code, printed, thresholds = calibrated(crowd() | {"spiky": spiked(80)}, "--budget", "0.05")
     assert code == 0
-    assert "may alarm, by the budget: spiky" in told.out
-    assert "28 of 36 with the shipped thresholds, 28 with these" in told.out
-    assert "cannot show" not in told.out
+    assert "may alarm, by the budget: spiky" in printed.out
+    assert "28 of 36 with the shipped thresholds, 28 with these" in printed.out
+    assert "cannot show" not in printed.out
     assert thresholds.provenance["recall"]["no_longer_detected"] == []
 
 
 @pytest.mark.long
 def test_a_run_may_be_kept_by_name_and_the_loss_is_then_refused(calibrated):
     runs = crowd(5) | {"bad": diverged(90)}
-    code, told, thresholds = calibrated(runs, "--keep", "bad")
+    code, printed, thresholds = calibrated(runs, "--keep", "bad")
     assert (code, thresholds) == (1, None)
-    assert "by bad" in told.err
-    code, told, thresholds = calibrated(runs, "--keep", "bad", "--force")
+    assert "by bad" in printed.err
+    code, printed, thresholds = calibrated(runs, "--keep", "bad", "--force")
     assert code == 0
     assert not alarms(thresholds, runs["bad"])
     assert thresholds.provenance["kept"] == ["bad"]
@@ -187,8 +187,8 @@ HARMLESS = {
 
 
 def test_healthy_runs_of_other_kinds_are_kept_and_cost_nothing(calibrated):
-    code, told, thresholds = calibrated(crowd(5) | HARMLESS)
-    assert (code, told.err) == (0, "")
+    code, printed, thresholds = calibrated(crowd(5) | HARMLESS)
+    assert (code, printed.err) == (0, "")
     assert thresholds.provenance["left_out"] == []
     assert thresholds.provenance["recall"]["no_longer_detected"] == []
     assert alarms(thresholds, diverged(1))

@@ -118,7 +118,7 @@ def test_an_announcement_forgets_all_that_was_usual_and_no_nan():
         ours, theirs = detector.update(record).statistics, fresh.update(record).statistics
         ours.pop("hardware_events", None)  # the hardware does not know of it
         assert ours == theirs
-        ours, theirs = ([one.begun for one in each._sources] for each in (detector, fresh))
+        ours, theirs = ([source.begun for source in each._sources] for each in (detector, fresh))
         assert ours == theirs
     detector.update(Record(step=1200, training_loss=nan))
     detector.update(Record(step=1201, planned_events=("batch_size",)))
@@ -179,7 +179,7 @@ def test_one_bad_batch_of_a_run_that_logs_every_step_is_no_alarm(height):
 
 
 def alarmed(*stream: Record) -> list[bool]:
-    return [one.update(record).alarm for one in [CalibratedDetector()] for record in stream]
+    return [fresh.update(record).alarm for fresh in [CalibratedDetector()] for record in stream]
 
 
 def since_of(reason: str) -> int:
@@ -249,7 +249,7 @@ def test_nothing_logged_is_nothing_known():
     assert detector.update(Record(step=2, training_loss=2.0)).score == 0.0
 
 
-# What it says
+# What it reports
 
 
 def test_a_jump_that_stays_is_under_way_and_one_that_falls_back_is_recovering():
@@ -259,18 +259,18 @@ def test_a_jump_that_stays_is_under_way_and_one_that_falls_back_is_recovering():
     shapes = {"stays": np.where(t >= 200, 3.0, 0.0)}
     shapes["falls back"] = np.where(t >= 200, 3 * np.exp(-np.maximum(0, t - 206) / 10), 0.0)
     for shape, up in shapes.items():
-        detector, told = CalibratedDetector(), {}
+        detector, verdicts = CalibratedDetector(), {}
         for record in records(flat + up):
             detector.update(record)
-            told.setdefault(detector.verdict, (record.step, detector.reason))
-        assert told["spike or failure, too early to tell"][0] == 203
+            verdicts.setdefault(detector.verdict, (record.step, detector.reason))
+        assert verdicts["spike or failure, too early to tell"][0] == 203
         if shape == "stays":
-            assert told.keys() == {"healthy", TOO_EARLY, UNDER_WAY}
-            assert told[UNDER_WAY][0] == 213  # the eleventh record of the alarm
+            assert verdicts.keys() == {"healthy", TOO_EARLY, UNDER_WAY}
+            assert verdicts[UNDER_WAY][0] == 213  # the eleventh record of the alarm
             # Forty records later, by the climb.
             assert "the median of the last 5 is 5" in detector.reason
         else:
-            step, reason = told["recovering spike"]
+            step, reason = verdicts["recovering spike"]
             assert 0.7 < up[step - 1] < 1.5
             assert reason.startswith("recovering spike: training loss 3.")
             to_do = "keep the checkpoints from before step 201 until the loss is back"
@@ -348,7 +348,7 @@ def test_a_probe_loss_that_rises_while_the_training_loss_does_not_is_no_alarm():
     assert detector.level == "watch"
 
 
-def test_why_an_alarm_ended_is_told_from_the_record_on_at_which_it_did():
+def test_why_an_alarm_ended_is_stated_from_the_record_on_at_which_it_did():
     stays = [2.0] * 60 + [614.0] * 60
     stays_up = "the new level has become usual, the loss is still 614 where 2 was usual before"
     back = [2.0] * 60 + [6.0] * 5 + [2.0] * 10
@@ -386,7 +386,7 @@ def test_an_alarm_stays_open_until_the_loss_is_back_or_its_level_is_usual():
 
 
 @pytest.mark.parametrize(
-    ("rates", "planned", "told"),
+    ("rates", "planned", "change"),
     [
         ([1e-3] * 60 + [1e-2] * 3, (), "went from 0.001 to 0.01 at step 61"),
         ([1e-3] * 60 + [1e-2, 1e-2, 1e-3], (), "went from 0.001 to 0.01 at step 61"),
@@ -397,7 +397,7 @@ def test_an_alarm_stays_open_until_the_loss_is_back_or_its_level_is_usual():
         ([0.0] * 60 + [1e-3] * 3, (), None),
     ],
 )
-def test_a_jump_of_the_rate_that_nobody_announced_is_told(rates, planned, told):
+def test_a_jump_of_the_rate_that_nobody_announced_is_reported(rates, planned, change):
     """It changes words and nothing else."""
     losses = [2.0] * 60 + [6.0] * 3
     stream = [
@@ -410,10 +410,10 @@ def test_a_jump_of_the_rate_that_nobody_announced_is_told(rates, planned, told):
         assert not detector.alarm
         return
     assert with_rate == scores(records(losses))
-    assert (f"; the learning rate {told}: " in detector.reason) == bool(told)
-    assert ("learning rate" in detector.reason) == bool(told)
+    assert (f"; the learning rate {change}: " in detector.reason) == bool(change)
+    assert ("learning rate" in detector.reason) == bool(change)
     back = "set the learning rate back to 0.001 and roll back to a checkpoint before step 61"
-    assert detector.reason.endswith(back) == bool(told)
+    assert detector.reason.endswith(back) == bool(change)
 
 
 @pytest.mark.parametrize(("heights", "since"), [([0.5, 0.5], 610), ([2.0], 610), ([0.0, 2.0], 620)])
@@ -438,7 +438,7 @@ def test_since_of_an_evaluation_is_the_first_that_rose():
 def test_one_evaluation_alarms_at_once_beside_a_growing_rate_and_neither_alone(
     runaway, evaluation, step
 ):
-    """As on an H100: the training loss is far below what is usual, so it tells nothing yet."""
+    """As on an H100: the training loss is far below what is usual, so it shows nothing yet."""
     evaluations = {8: 6.7, 16: 4.32, 24: 2.79, 32: 2.19, 40: 1.94, 48: evaluation}
     stream = [
         Record(step=n, training_loss=1.9 + 10 * 0.9**n, validation_loss=evaluations.get(n),
@@ -446,8 +446,8 @@ def test_one_evaluation_alarms_at_once_beside_a_growing_rate_and_neither_alone(
         for n in range(1, 56)
     ]  # fmt: skip
     assert first_alarm(stream) == step
-    told = "validation loss 3.04, lowest 1.94, since step 48; and learning rate 0.000106, its "
-    assert (told in last_words(*stream[:step])) == (step is not None)
+    reason = "validation loss 3.04, lowest 1.94, since step 48; and learning rate 0.000106, its "
+    assert (reason in last_words(*stream[:step])) == (step is not None)
 
 
 def test_since_of_what_is_smoothed_is_the_first_value_of_the_stretch_that_is_unusual():
@@ -493,7 +493,7 @@ def test_gradients_alone_are_no_recovering_spike():
     assert verdicts == {"healthy", UNDER_WAY}
 
 
-def test_hardware_alone_never_alarms_and_is_told_beside_a_loss():
+def test_hardware_alone_never_alarms_and_is_reported_beside_a_loss():
     detector = CalibratedDetector()
     for step in range(300):
         many = (HardwareEvent(float(step), "ecc"),) * (step >= 240)
@@ -506,7 +506,7 @@ def test_hardware_alone_never_alarms_and_is_told_beside_a_loss():
     assert "50 hardware events in 50 records, usual 2" in detector.reason
 
 
-def test_the_r_metric_is_told_by_its_parts():
+def test_the_r_metric_is_explained_by_its_parts():
     metric = CalibratedRMetric()
     for record in records([2.0] * 60 + [6.0] * 3):
         metric.update(record)
@@ -521,7 +521,7 @@ def test_a_threshold_of_never_is_never_even_for_nan():
 
 
 #: One of each kind of evidence.
-TOLD = (
+GOLDEN_RUNS = (
     "seed001_FIRST_MOMENT_CORRUPTED_s30_b039",
     "seed004_WEIGHT_BIT_FLIP_s4_b001",
     "seed007_DATA_CORRUPTION_s0.6_b038",
@@ -532,23 +532,23 @@ TOLD = (
 )
 
 
-def told_of_real_runs() -> dict[str, str]:
+def reasons_of_real_runs() -> dict[str, str]:
     """The reason at the first alarm, by run."""
-    told: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for run in read_runs(CALIBRATION):
-        if run.id in TOLD:
+        if run.id in GOLDEN_RUNS:
             detector = CalibratedDetector()
             alarm = next(r for r in run.records if detector.update(r).alarm)
-            told[run.id] = f"step {alarm.step}: {detector.reason}"
-        if len(told) == len(TOLD):
+            reasons[run.id] = f"step {alarm.step}: {detector.reason}"
+        if len(reasons) == len(GOLDEN_RUNS):
             break
-    return told
+    return reasons
 
 
 def test_reasons_of_real_runs_are_as_they_were():
     """To rewrite the file: python -m tests.detectors.test_calibrated"""
-    assert told_of_real_runs() == json.loads(GOLDEN.read_text())
+    assert reasons_of_real_runs() == json.loads(GOLDEN.read_text())
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(told_of_real_runs(), indent=1) + "\n")
+    GOLDEN.write_text(json.dumps(reasons_of_real_runs(), indent=1) + "\n")

@@ -309,7 +309,7 @@ def test_opposed_worker_is_the_true_cosine_to_the_mean_of_the_others(workers, se
 
 
 @pytest.mark.parametrize("cosines", [None, (0.5, 0.5), (0.5, float("nan"), 0.5)])
-def test_without_a_cosine_for_each_worker_nothing_is_said_of_directions(cosines):
+def test_without_a_cosine_for_each_worker_nothing_is_stated_of_directions(cosines):
     source = Gradients()
     for step in range(30):
         source.update(Record(step=step, gradient_norm=1.0, worker_gradient_norms=(1.0, 2.0, 3.0),
@@ -372,7 +372,7 @@ def test_hardware_events_against_plain_arithmetic():
     for n, count in enumerate(counts.tolist(), start=1):
         ours = HardwareEvent(float(n), "application_xid_13")
         source.update(Record(step=n, events=(HardwareEvent(float(n), "ecc"),) * count + (ours,)))
-        source.update(Record(step=n))  # says nothing of the hardware
+        source.update(Record(step=n))  # states nothing of the hardware
         if n < 100:
             assert not source.statistics
             continue

@@ -54,7 +54,7 @@ FINE = {"alone": {"loss_jump": 4}, "together": {}, "full_scale": {}}
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "not a threshold file (not JSON: '')"),
         ('{"alone": {"loss_jump": 4', "not a threshold file (not JSON: "),
@@ -74,11 +74,11 @@ FINE = {"alone": {"loss_jump": 4}, "together": {}, "full_scale": {}}
         (FINE | {"provenance": "mine"}, "'provenance' is 'mine': an object is expected"),
     ],
 )
-def test_a_damaged_file_is_refused_and_named(tmp_path, content, said):
+def test_a_damaged_file_is_refused_and_named(tmp_path, content, message):
     path = written(tmp_path / "mine.json", content)
     with pytest.raises(ValueError, match="mine") as caught:
         read_thresholds(path)
-    assert str(caught.value).startswith(f"{path}: {said}")
+    assert str(caught.value).startswith(f"{path}: {message}")
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused_and_named(tmp_path):

@@ -138,7 +138,7 @@ def student(z: float, values: list[float]) -> float:
 # --- What each of them promises in words.
 
 
-@every_but(OnlineIsolationForest)  # noise alone parts values, as its docstring says
+@every_but(OnlineIsolationForest)  # noise alone parts values, as its docstring states
 def test_a_falling_loss_never_alarms(kind):
     assert alarms(kind(), falling(600)) == []
 

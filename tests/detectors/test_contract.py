@@ -116,7 +116,7 @@ def test_what_stops_being_finite_alarms_and_is_not_remembered(name, bad):
         assert i < 10 or seen.alarm
         if isinstance(seen, LossDetector):
             assert (seen.score, str(bad) in seen.reason) == (inf, True)
-        assert told_by(dirty.update(record)) == told_by(clean.update(record))
+        assert outputs_of(dirty.update(record)) == outputs_of(clean.update(record))
 
 
 @pytest.mark.long
@@ -152,7 +152,7 @@ def test_two_runs_beside_each_other_share_nothing(name):
 @example(seed=0, cut=0)
 @example(seed=0, cut=152)
 @example(seed=1, cut=160)
-def test_a_state_carries_all_that_a_detector_tells(name, seed, cut):
+def test_a_state_carries_all_that_a_detector_reports(name, seed, cut):
     records = training(seed)
     whole, resumed = (DETECTORS[name].make(np.random.default_rng(n)) for n in (1, 2))
     for record in records[:cut]:
@@ -160,10 +160,10 @@ def test_a_state_carries_all_that_a_detector_tells(name, seed, cut):
     restore_state(resumed, json.loads(json.dumps(state_of(whole))))
     for record in records[cut : cut + 40]:
         assert resumed.reason == whole.reason
-        assert told_by(resumed.update(record)) == told_by(whole.update(record))
+        assert outputs_of(resumed.update(record)) == outputs_of(whole.update(record))
 
 
-def told_by(detector) -> str:
+def outputs_of(detector) -> str:
     names = ("score", "alarm", "reason", "verdict", "ended", "evidence", "contributions")
     return repr([getattr(detector, name, None) for name in names])
 
@@ -212,7 +212,7 @@ def test_an_empty_run_has_no_alert(name):
 @given(records=streams(WILD))
 def test_a_record_with_nothing_logged_leaves_a_detector_as_it_was(name, records):
     # Every record, then nothing at the same step.
-    silent = trace(name, run_of([one for r in records for one in (r, Record(step=r.step))]))
+    silent = trace(name, run_of([record for r in records for record in (r, Record(step=r.step))]))
     assert np.array_equal(silent.scores[::2], silent.scores[1::2], equal_nan=True)
     halved = replace(silent, scores=silent.scores[::2], alarms=silent.alarms[::2])
     assert same(trace(name, run_of(records)), halved)

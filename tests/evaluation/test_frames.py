@@ -39,8 +39,8 @@ def test_a_study_has_a_row_for_each_record_of_each_run(study):
         for run, stated in zip(runs, study.stated[mode], strict=True):
             rows = of_mode[of_mode["run"] == run.id]
             assert rows["step"].tolist() == [record.step for record in run.records]
-            assert rows["r_metric"].tolist() == [one.score for one in stated]
-            assert rows["alarm"].tolist() == [one.alarm for one in stated]
+            assert rows["r_metric"].tolist() == [entry.score for entry in stated]
+            assert rows["alarm"].tolist() == [entry.alarm for entry in stated]
             assert set(rows["fault"]) == {run.truth.fault}
             assert set(rows["architecture"]) == {run.config["model_type"]}
             assert set(rows["outcome"]) == {run.truth.outcome}

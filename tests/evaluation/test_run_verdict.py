@@ -92,7 +92,7 @@ EARLY = [12.0, 22.5, 12.5, 9.7, 8.4, 8.1, 8.1, 8.0, 7.9, 7.9, 7.8, 7.9, 7.7, 7.6
 FELL_FIRST = np.concatenate([[12.4, 12.4], np.linspace(48, 12, 28), np.linspace(11.9, 20.4, 32)])
 BACK = "stop, go back to a checkpoint before step "
 #: losses, alarms -> how the words begin, the numbers or "..." and a part, how the advice begins
-TOLD = {
+VERDICTS = {
     "a divergence": (diverged(over=1), [713], "DIVERGED at step 713: never came back",
         "loss 3, end 7.23; trained on for 287 steps (29 %) after the live alarm", BACK + "713"),
     "one without an alarm": (diverged(), [], "DIVERGED at step 713: never came back",
@@ -174,9 +174,9 @@ TOLD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", VERDICTS)
 def test_a_course_has_its_class_numbers_and_advice(name):
-    losses, alarms, text, detail, advice = TOLD[name]
+    losses, alarms, text, detail, advice = VERDICTS[name]
     found = verdict(losses, alarms)
     assert found.text.startswith(text)
     assert found.detail == detail or (detail[:3] == "..." and detail[3:] in found.detail)
@@ -311,7 +311,7 @@ def test_a_run_that_failed_by_its_own_log_is_not_called_healthy():
     assert judge_run(records(diverged()), truth=truth).kind == "diverged"
 
 
-def test_overfitting_is_told_from_health_and_from_divergence():
+def test_overfitting_is_distinguished_from_health_and_from_divergence():
     evaluations = [*np.linspace(1.5, 1.0, 4), *np.linspace(1.1, 1.7, 6)]
     found = judge_run(evaluated(course(400, 1.6, 0.1, 0.01), evaluations, 40))
     assert found.kind == "overfitting"
@@ -482,7 +482,7 @@ def test_a_training_loss_that_was_lost_first_sets_the_checkpoint():
     assert "last logged at step 100" in found.detail
 
 
-def test_overfitting_is_told_beside_a_spike():
+def test_overfitting_is_reported_beside_a_spike():
     losses = with_part(course(), 200, [9.0] * 6)
     evaluations = [3.0, 2.5, *(2.5 + 0.1 * k for k in range(17))]
     found = judge_run(evaluated(losses, evaluations, 50))
@@ -494,7 +494,7 @@ def words(losses, alarms) -> str:
     return alarm_words(verdict(losses, alarms), alarms[0] if alarms else None, len(alarms))
 
 
-def test_a_live_alarm_is_told_with_its_reason():
+def test_a_live_alarm_is_reported_with_its_reason():
     nan_tail = with_part(course(), 900, [nan] * 100)
     assert words(nan_tail, [35, 300]) == (
         "at step 35 (first of 2), 866 steps before the onset, and none at the onset"
@@ -550,7 +550,7 @@ def test_a_rate_that_still_warms_up_and_evaluations_that_fall_are_no_lack_of_lea
     assert judge_run(records(noisy(7.65, 220, 0.08), first=5000)).kind == "healthy", "it goes on"
 
 
-def test_evaluations_at_chance_tell_it_of_a_noisy_training_loss():
+def test_evaluations_at_chance_show_it_of_a_noisy_training_loss():
     log = records(noisy(1.389, 120, 0.008))
     assert judge_run(log).kind == "healthy"
     for record in log[::4]:
@@ -585,7 +585,7 @@ def several(**losses) -> list[Record]:
     ]
 
 
-def test_of_several_losses_the_worst_is_told_with_its_name():
+def test_of_several_losses_the_worst_is_reported_with_its_name():
     calm, lost = course(200, 3.0, 0.5, 0.01), diverged(120, 200, over=1)
     found = judge_run(several(box_loss=calm, cls_loss=lost))
     assert found.text == "DIVERGED at step 121: never came back, in cls_loss"

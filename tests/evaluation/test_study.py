@@ -1,4 +1,4 @@
-"""Reading a study: what is taken, what is skipped and said, what is refused."""
+"""Reading a study: what is taken, what is skipped and reported, what is refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rewrite(where: Path, change) -> None:
         path.write_text("".join(json.dumps(entry) + "\n" for entry in change(lines)))
 
 
-def test_every_run_of_every_mode_is_read_whole_and_nothing_said(folder):
+def test_every_run_of_every_mode_is_read_whole_and_none_skipped(folder):
     study = read_study(folder)
     assert study.num_logs == 60
     written = {run.id: run for run in make_runs()}
@@ -274,7 +274,7 @@ def test_what_a_log_states_of_r_and_is_not_so_is_named(folder, change, mode, nam
 @pytest.mark.slow
 def test_the_forests_are_the_same_in_any_number_of_processes():
     runs = make_runs()[:4]
-    one, two = (trace_all("isolation_forest", runs, num_processes=n) for n in (1, 2))
-    for ours, theirs in zip(one, two, strict=True):
+    serial, parallel = (trace_all("isolation_forest", runs, num_processes=n) for n in (1, 2))
+    for ours, theirs in zip(serial, parallel, strict=True):
         assert ours.run_id == theirs.run_id
         assert (ours.scores == theirs.scores).all()

@@ -97,22 +97,22 @@ def test_own_and_moved_weights_are_judged_on_the_half_they_were_not_fitted_on(
     assert {(m.fitted_on, m.tested_on) for m in moved} == {
         (a, b) for a in ARCHITECTURES for b in ARCHITECTURES if a != b
     }
-    for one in moved:
-        cases = {"own": (one.tested_on, 1), "seen": (one.tested_on, 0), "moved": (one.fitted_on, 1)}
+    for row in moved:
+        cases = {"own": (row.tested_on, 1), "seen": (row.tested_on, 0), "moved": (row.fitted_on, 1)}
         for name, (fitted_on, shift) in cases.items():
             there, traces = zip(
-                *by_halves(runs, grid, fitted_on, one.tested_on, shift), strict=True
+                *by_halves(runs, grid, fitted_on, row.tested_on, shift), strict=True
             )
-            found = getattr(one, f"{name}_f1")
+            found = getattr(row, f"{name}_f1")
             assert found == pytest.approx(evaluate(there, traces, protocol).f1, nan_ok=True)
-            assert one.num_runs == len(there)
-        overfit = 100 * (1 - one.own_f1.point / one.seen_f1.point)
-        assert one.overfit_percent.point == pytest.approx(overfit)
-        if one.own_f1.point == 0:
-            assert np.isnan(one.loss_percent.point)
+            assert row.num_runs == len(there)
+        overfit = 100 * (1 - row.own_f1.point / row.seen_f1.point)
+        assert row.overfit_percent.point == pytest.approx(overfit)
+        if row.own_f1.point == 0:
+            assert np.isnan(row.loss_percent.point)
         else:
-            loss = 100 * (1 - one.moved_f1.point / one.own_f1.point)
-            assert one.loss_percent.point == pytest.approx(loss)
+            loss = 100 * (1 - row.moved_f1.point / row.own_f1.point)
+            assert row.loss_percent.point == pytest.approx(loss)
 
 
 def test_runs_without_a_repetition_are_halved_by_their_order(runs):

@@ -12,7 +12,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def refused(capsys):
-    """What a command says that ends with 2."""
+    """The error of a command that ends with 2."""
 
     def error_of(command, *arguments):
         from tests.cli.test_exit_codes import code_of  # imports the diagnosis

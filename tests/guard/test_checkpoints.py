@@ -69,12 +69,12 @@ def test_what_is_saved_is_what_was_at_hand_when_it_began(tmp_path, asynchronous)
 
 
 def test_what_writes_waits_for_no_gpu(tmp_path, monkeypatch):
-    asked = []
+    calls = []
     checkpoints = at(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *a: asked.append(a))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *a: calls.append(a))
     assert isinstance(saved(checkpoints, 1), SavedCheckpoint)
-    assert asked == []
+    assert calls == []
 
 
 def test_a_torch_that_indexes_a_copy_and_whose_stager_closes_itself(tmp_path, monkeypatch):
@@ -492,7 +492,7 @@ def test_pipeline_stages_become_one_model_in_one_part_or_two(tmp_path):
         checkpoints.load(checkpoints.newest_good(), {"training": state})
         for name, value in model.state_dict().items():
             assert torch.equal(value, expected.state_dict()[name]), name
-        found = [moment for one in optimizers for moment in one.state.values()]
+        found = [moment for optimizer in optimizers for moment in optimizer.state.values()]
         assert len(found) == len(moments)
         for moment, meant in zip(found, moments.values(), strict=True):
             assert torch.equal(moment["exp_avg"], meant["exp_avg"])
@@ -518,5 +518,5 @@ def unseen_folder(rank, folder):
     return True
 
 
-def test_ranks_that_see_other_folders_are_told(tmp_path):
+def test_ranks_that_see_other_folders_are_reported(tmp_path):
     assert on_ranks(unseen_folder, tmp_path, ranks=2) == [True, True]

@@ -19,7 +19,7 @@ psutil = pytest.importorskip("psutil")
 from rmetric.guard.layout import Layout  # noqa: E402
 from rmetric.guard.supervisor import processes  # noqa: E402
 from rmetric.telemetry.lines import GpuVerdict, verdict_line  # noqa: E402
-from tests.guard.supervisor import TORCHRUN, Told, supervise_command  # noqa: E402
+from tests.guard.supervisor import TORCHRUN, SupervisedRun, supervise_command  # noqa: E402
 from tests.guard.test_checkpoints import flip  # noqa: E402
 from tests.studies.reference_runs import SMALL, losses_of, plain_losses, settings  # noqa: E402
 from tests.telemetry import fake_nvml  # noqa: E402
@@ -27,7 +27,7 @@ from tests.telemetry import fake_nvml  # noqa: E402
 SAVE_EVERY = 3
 
 
-class Guarded(Told):
+class Guarded(SupervisedRun):
     """A supervised reference training in a process of its own."""
 
     def __init__(self, folder, *training, ranks=2, options=(), environment=None):
@@ -56,10 +56,10 @@ class Guarded(Told):
         return self.folder.beats(launches[-1]["token"])[rank].pid
 
     def losses_are_those_of_an_uninterrupted_run(self, *more, within=1e-5):
-        asked = settings(self.folder.path, f"--save-every={SAVE_EVERY}", *self.training, *more)
-        plain = plain_losses(asked)
+        reference = settings(self.folder.path, f"--save-every={SAVE_EVERY}", *self.training, *more)
+        plain = plain_losses(reference)
         losses = losses_of(self.folder.path)
-        assert len(losses) == len(plain) == asked.options.steps
+        assert len(losses) == len(plain) == reference.options.steps
         assert [losses[step + 1][0] for step in range(len(plain))] == pytest.approx(
             [loss for loss, _ in plain], rel=0, abs=within
         )
@@ -86,7 +86,7 @@ def test_sigterm_in_the_middle_of_a_save(tmp_path):
     run.until(lambda: run.step() >= 6 and any(run.folder.checkpoints.glob("*.part")))
     os.kill(run.worker(0), signal.SIGTERM)
     run.end()
-    # The rank that heard it and those that did not saved one step together, and ended.
+    # The rank that received it and those that did not saved one step together, and ended.
     assert run.failures == ["it ended with exit code 0 before it had finished"]
     assert "SIGTERM" in run.log(1)
     assert run.summary.steps_lost == 0

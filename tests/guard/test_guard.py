@@ -21,7 +21,7 @@ from tests.monitor.ranks import on_ranks
 
 
 class Saver:
-    """Saves nothing, and tells what it was asked for; a save ends when it is told to."""
+    """Saves nothing, and keeps what was requested; a save ends by `end`."""
 
     saves_later = False
 
@@ -162,7 +162,7 @@ def test_the_folder_is_looked_at_once_a_second(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
-def test_a_signal_is_heard(name):
+def test_a_signal_is_received(name):
     before = signal.getsignal(getattr(signal, name))
     policy, saver = PolicyConfig(interval_steps=100, least_gap=0.0), Saver()
     guard = Guard(saver, policy=policy, state=dict, clock=Mock(return_value=1e6))
@@ -205,7 +205,7 @@ def verdict(level, gpu=3):
 def source(verdicts):
     """Verdicts by a function, as a source of telemetry has them: judged when it is polled."""
     latest = {}
-    poll = lambda: latest.update({one.key: one for one in verdicts()})  # noqa: E731
+    poll = lambda: latest.update({v.key: v for v in verdicts()})  # noqa: E731
     return SimpleNamespace(poll=poll, verdicts=lambda: latest)
 
 
@@ -223,7 +223,7 @@ def test_telemetry_asks_once_for_what_lasts_and_again_for_what_is_fatal():
     assert saver.began == [300, 900]
 
 
-def test_telemetry_that_raises_is_said_once_and_asked_again(errors):
+def test_telemetry_that_raises_is_logged_once_and_polled_again(errors):
     def broken():
         if guard._clock() < 1e6 + 12:
             raise OSError("the driver is gone")
@@ -243,7 +243,7 @@ def test_it_beats_at_most_once_a_second(folder):
     guard.close(finished=True)
     assert beats == [
         (0, "starting"),
-        (1, "training"),  # a change of phase is said at once
+        (1, "training"),  # a change of phase is reported at once
         (5, "training"),
         (6, "saving"),
         (6, "training"),

@@ -112,7 +112,7 @@ with GpuWatch(config=RiskConfig(interval=0.01)) as watch:
 
 
 @pytest.mark.long
-def test_a_gpu_that_falls_off_the_bus_is_heard_through_the_real_bindings(tmp_path):
+def test_a_gpu_that_falls_off_the_bus_is_reported_by_the_real_bindings(tmp_path):
     build(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", GUARDED], cwd=tmp_path, capture_output=True, text=True, timeout=60,
@@ -125,13 +125,13 @@ def test_a_gpu_that_falls_off_the_bus_is_heard_through_the_real_bindings(tmp_pat
 
 def test_rmetric_save_leaves_a_request_that_a_training_answers(folder, tmp_path, capsys):
     guard = a_guard(folder.checkpoints, interval=10_000, folder=folder, asynchronous=True)
-    asked = ThreadPoolExecutor(1).submit(main, ["save", str(tmp_path), "--stop", "--wait", "30"])
+    command = ThreadPoolExecutor(1).submit(main, ["save", str(tmp_path), "--stop", "--wait", "30"])
     for step in range(1, 2000):
         time.sleep(0.01)
         guard.step(step)
         if guard.should_stop:
             break
-    assert asked.result() == 0
+    assert command.result() == 0
     guard.close()
     assert capsys.readouterr().out.splitlines() == [
         f"request 1 left in {tmp_path}",
@@ -142,11 +142,11 @@ def test_rmetric_save_leaves_a_request_that_a_training_answers(folder, tmp_path,
 
 def test_rmetric_save_does_not_take_a_withdrawn_request_for_a_checkpoint(folder, tmp_path, capsys):
     folder.beat(0, 1)
-    asked = ThreadPoolExecutor(1).submit(main, ["save", str(tmp_path), "--wait", "30"])
+    command = ThreadPoolExecutor(1).submit(main, ["save", str(tmp_path), "--wait", "30"])
     while folder.request() is None:
         time.sleep(0.01)
     folder.withdraw()  # as a supervisor does that starts the training again
-    assert asked.result() == 1
+    assert command.result() == 1
     assert "request 1 is withdrawn" in capsys.readouterr().err
 
 
@@ -154,8 +154,8 @@ def test_rmetric_save_says_what_is_wrong(tmp_path, capsys):
     RunFolder(tmp_path).beat(0, 1)
     assert main(["save", str(tmp_path), "--now", "--reason", "driver", "--wait", "0.3"]) == 1
     assert "request 1 is not answered after 0.3 s" in capsys.readouterr().err
-    asked = RunFolder(tmp_path).request()
-    assert (asked.source, asked.reason, asked.fatal, asked.stop) == ("user", "driver", True, False)
+    entry = RunFolder(tmp_path).request()
+    assert (entry.source, entry.reason, entry.fatal, entry.stop) == ("user", "driver", True, False)
 
 
 @pytest.mark.parametrize(

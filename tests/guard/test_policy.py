@@ -25,7 +25,7 @@ def a_policy(**settings):
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """A training that steps, saves when the policy says so, and is asked by everybody."""
+    """A training that steps, saves when the policy says so, and is asked by every source."""
 
     @initialize(
         by_steps=st.booleans(),
@@ -44,7 +44,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.flight = None  # step, time, and what waited when it began
         self.begun = {Vote.EMERGENCY: [], Vote.FATAL: []}
         self.durable_steps = [0]
-        self.asked = {}  # number -> the latest request of that number
+        self.requests = {}  # number -> the latest request of that number
         self.answered = set()
         self.failed_at, self.failures, self.final_since_failure = None, 0, False
 
@@ -66,12 +66,12 @@ class PolicyMachine(RuleBasedStateMachine):
             assert source in CONDITIONS
             return
         assert number in self.policy.pending
-        before = self.asked.get(number)
-        self.asked[number] = self.policy.pending[number]
+        before = self.requests.get(number)
+        self.requests[number] = self.policy.pending[number]
         if final and not (before and before.final):
             self.final_since_failure = True
-        assert self.asked[number].final >= final
-        assert self.asked[number].fatal >= (fatal or final)
+        assert self.requests[number].final >= final
+        assert self.requests[number].fatal >= (fatal or final)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 30.0, 700.0]), steps=st.integers(0, 3))
     def go_on(self, seconds, steps):
@@ -89,7 +89,7 @@ class PolicyMachine(RuleBasedStateMachine):
             return
         assert self.flight is None, "two in flight"
         assert self.at != self.durable[0], "two of the same step"
-        grave = [one.vote for one in waiting.values()]
+        grave = [request.vote for request in waiting.values()]
         if vote is Vote.REGULAR:
             assert self.gap() >= 1
         elif vote is Vote.EMERGENCY:
@@ -115,7 +115,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def becomes_durable(self):
         step, began, waited = self.flight
         answered = self.policy.committed()
-        assert {one.number for one in answered} == waited
+        assert {request.number for request in answered} == waited
         self.answered |= waited
         assert step not in self.durable_steps
         self.durable_steps.append(step)
@@ -135,12 +135,12 @@ class PolicyMachine(RuleBasedStateMachine):
     @invariant()
     def a_request_waits_until_it_is_answered(self):
         if hasattr(self, "policy"):
-            assert set(self.asked) - self.answered == set(self.policy.pending)
+            assert set(self.requests) - self.answered == set(self.policy.pending)
 
     @invariant()
     def numbers_count_up(self):
         if hasattr(self, "policy"):
-            assert list(self.asked) == list(range(1, len(self.asked) + 1))
+            assert list(self.requests) == list(range(1, len(self.requests) + 1))
 
 
 PolicyMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)

@@ -38,8 +38,8 @@ def kept(folder):
     """Step -> onset of the alarm it was saved in; None for a clean one."""
     found, problems = candidates(Path(folder))
     assert not problems
-    found.sort(key=lambda one: one.step)
-    return {one.step: one.suspect and one.suspect.since for one in found}
+    found.sort(key=lambda save: save.step)
+    return {save.step: save.suspect and save.suspect.since for save in found}
 
 
 def run(guard, steps, at=lambda step: None):
@@ -117,14 +117,14 @@ def test_an_alarm_of_the_monitor_makes_the_state_behind_its_first_bad_loss_suspe
 
 @pytest.mark.parametrize(("ahead", "since"), [(-1, 40), (0, 40), (500, 540), (-2, 38)])
 def test_the_steps_of_a_monitor_and_a_guard_may_be_numbered_differently(ahead, since):
-    asked = []
+    onsets = []
     monitor = Monitor(nn.Linear(2, 1))
     monitor.step = 45
-    ask = lambda *_, since, **__: asked.append(since)  # noqa: E731
+    ask = lambda *_, since, **__: onsets.append(since)  # noqa: E731
     guard = SimpleNamespace(last_step=45 + ahead, request=ask)
     AskGuard(guard)(Alert(step=41, source="calibrated", reason="loss"), monitor)
     monitor.close()
-    assert asked == [since]
+    assert onsets == [since]
 
 
 def test_saves_at_the_interval_are_suspect_until_the_alarm_is_cleared(tmp_path, caplog):
@@ -206,10 +206,10 @@ def on_one_rank(rank, folder):
 def test_the_earliest_onset_of_any_rank_counts(tmp_path):
     on_ranks(on_one_rank, tmp_path, ranks=3)
     found, _ = candidates(tmp_path)
-    marks = {one.step: one.suspect for one in found}
+    marks = {save.step: save.suspect for save in found}
     assert marks[10] is None
-    assert {one.since for one in marks.values() if one} == {22}, "that of rank 2 is still open"
-    assert {one.reason for one in marks.values() if one} == {"later"}
+    assert {mark.since for mark in marks.values() if mark} == {22}, "that of rank 2 is still open"
+    assert {mark.reason for mark in marks.values() if mark} == {"later"}
     assert min(step for step, mark in marks.items() if mark) >= 42
 
 
@@ -217,42 +217,42 @@ MARKS = st.none() | st.builds(SuspectMark, since=st.integers(0, 50), reason=st.j
 FOUND = st.lists(st.tuples(st.integers(0, 60), MARKS), min_size=1, max_size=12)
 
 
-class One:
+class FakeCheckpoint:
     def __init__(self, step, suspect):
         self.step, self.suspect = step, suspect
 
 
 @given(FOUND, st.integers(1, 4), st.integers(1, 3), st.sets(st.integers(0, 11)))
 def test_each_kind_has_its_own_quota(found, keep, keep_suspect, damaged):
-    found = [One(*each) for each in found]
-    bad = [one for n, one in enumerate(found) if n in damaged]
+    found = [FakeCheckpoint(*each) for each in found]
+    bad = [save for n, save in enumerate(found) if n in damaged]
     gone = surplus(found, keep=keep, keep_suspect=keep_suspect, damaged=bad)
-    left = [one for one in found if one not in gone]
-    clean = [one for one in found if one.suspect is None]
-    whole = [one for one in clean if one not in bad]
+    left = [save for save in found if save not in gone]
+    clean = [save for save in found if save.suspect is None]
+    whole = [save for save in clean if save not in bad]
     assert found[0] in left
-    assert all(one in left for one in whole[:keep]), "whatever suspects there are"
-    assert keep <= sum(one in left for one in clean) <= keep + 2 or len(clean) < keep
-    suspects = [one for one in found if one.suspect is not None]
-    assert min(keep_suspect, len(suspects)) <= sum(one in left for one in suspects)
-    assert sum(one in left for one in suspects) <= keep_suspect + 1
+    assert all(save in left for save in whole[:keep]), "whatever suspects there are"
+    assert keep <= sum(save in left for save in clean) <= keep + 2 or len(clean) < keep
+    suspects = [save for save in found if save.suspect is not None]
+    assert min(keep_suspect, len(suspects)) <= sum(save in left for save in suspects)
+    assert sum(save in left for save in suspects) <= keep_suspect + 1
     if clean and clean[0] in whole:  # more suspects change nothing
-        more = [One(99, SuspectMark(since=1, reason="x")) for _ in range(5)]
+        more = [FakeCheckpoint(99, SuspectMark(since=1, reason="x")) for _ in range(5)]
         gone = surplus([*more, *found], keep=keep, keep_suspect=keep_suspect, damaged=bad)
-        assert all(one not in gone for one in whole[:keep])
+        assert all(save not in gone for save in whole[:keep])
 
 
 @given(FOUND, st.integers(0, 60), st.integers(0, 60))
 def test_only_ancestors_from_the_onset_on_become_suspect(found, since, step):
-    found = [One(*each) for each in found]
+    found = [FakeCheckpoint(*each) for each in found]
     marked = suspects_of(found, since=since, step=step)
-    for one in marked:
-        assert one.suspect is None
-        assert since <= one.step <= step
-    steps = [one.step for one in marked]
+    for save in marked:
+        assert save.suspect is None
+        assert since <= save.step <= step
+    steps = [save.step for save in marked]
     assert steps == sorted(set(steps), reverse=True), "a course of training goes one way"
     if all(a.step > b.step for a, b in pairwise(found)):
-        meant = [one for one in found if since <= one.step <= step and one.suspect is None]
+        meant = [save for save in found if since <= save.step <= step and save.suspect is None]
         assert marked == meant
 
 

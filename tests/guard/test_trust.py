@@ -217,11 +217,11 @@ def test_a_trainers_folder_that_all_can_write_is_not_resumed_from(tmp_path, capl
     from rmetric.integrations.hugging_face import newest_checkpoint
 
     for step in (2, 4):
-        one = tmp_path / "out" / f"checkpoint-{step}"
-        one.mkdir(parents=True)
-        (one / "trainer_state.json").write_text("{}")
-        torch.save({"w": torch.ones(1)}, one / "pytorch_model.bin")
-        os.utime(one / "trainer_state.json", (step, step))
+        folder = tmp_path / "out" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text("{}")
+        torch.save({"w": torch.ones(1)}, folder / "pytorch_model.bin")
+        os.utime(folder / "trainer_state.json", (step, step))
     assert newest_checkpoint(tmp_path / "out") == str(tmp_path / "out" / "checkpoint-4")
     (tmp_path / "out" / "checkpoint-4" / "pytorch_model.bin").chmod(0o666)
     assert newest_checkpoint(tmp_path / "out") == str(tmp_path / "out" / "checkpoint-2")
@@ -353,7 +353,7 @@ PLANTED = {
     "another type": lambda _: '{"tensors": 1}',
     "a size of text": of_index(lambda entry: entry["tensors"]["weights"].update(size=["3"])),
     "a huge size": of_index(lambda entry: entry["tensors"]["weights"].update(size=[2**70])),
-    "a function for a dtype": of_index(lambda one: one["tensors"]["weights"].update(dtype="load")),
+    "a function for a dtype": of_index(lambda e: e["tensors"]["weights"].update(dtype="load")),
     "below the file": of_index(lambda entry: entry["pieces"][0].update(start=-1)),
     "a file elsewhere": of_index(lambda entry: entry["pieces"][0].update(file="/etc/passwd")),
     "an unknown value": of_index(lambda entry: entry["pieces"][0].update(name="other")),
@@ -392,7 +392,7 @@ def test_a_planted_value_is_refused_and_runs_nothing(tmp_path):
     planted, data = io.BytesIO(), good / "__0_0.distcp"
     torch.save(Runs(os.mkdir, str(mark)), planted)
     entry = json.loads((good / INDEX_NAME).read_text())
-    [piece] = [one for one in entry["pieces"] if one["name"] == "lr"]
+    [piece] = [p for p in entry["pieces"] if p["name"] == "lr"]
     piece |= {"start": data.stat().st_size, "length": len(planted.getvalue())}
     data.write_bytes(data.read_bytes() + planted.getvalue())
     (good / INDEX_NAME).write_text(json.dumps(entry))

@@ -75,7 +75,7 @@ class Outcome:
         weights: all of them, at the end.
         steps: that were taken or left out.
         records: from the log.
-        slips: of the loop, as the monitor told them.
+        slips: of the loop, as the monitor reported them.
     """
 
     weights: list

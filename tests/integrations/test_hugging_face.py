@@ -106,7 +106,7 @@ def test_gradient_checkpointing_is_left_alone(tmp_path):
 def test_the_class_itself_is_one_without_a_log_or_actions(tmp_path):
     trainer = train(tmp_path, [RMetricCallback, NanAt(4)])
     [callback] = [
-        one for one in trainer.callback_handler.callbacks if isinstance(one, RMetricCallback)
+        hook for hook in trainer.callback_handler.callbacks if isinstance(hook, RMetricCallback)
     ]
     assert callback.monitor.last.step == 6
     assert [(alert.step, alert.source) for alert in callback.monitor.alerts] == [(4, "non_finite")]
@@ -116,7 +116,7 @@ def test_the_class_itself_is_one_without_a_log_or_actions(tmp_path):
 def test_report_to_names_it(tmp_path):
     trainer = train(tmp_path, report_to="rmetric")
     log = read_log(tmp_path / "out" / "rmetric.jsonl")
-    assert [one.step for one in log.records] == [*range(1, 7)]
+    assert [record.step for record in log.records] == [*range(1, 7)]
     assert same_weights(trainer.model, train(tmp_path / "plain").model)
 
 

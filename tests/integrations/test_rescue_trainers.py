@@ -57,7 +57,7 @@ def undisturbed(tmp_path_factory):
 
 
 def curve(outcome):
-    return [(one["step"], one["epoch"], one.get("loss")) for one in outcome.history]
+    return [(entry["step"], entry["epoch"], entry.get("loss")) for entry in outcome.history]
 
 
 SETTINGS = {
@@ -118,7 +118,7 @@ def test_it_goes_back_at_any_step(trainer, steps, wrong, to, rescue, undisturbed
     settings = SETTINGS[trainer]["plain"]
     action = rescue(*(Evidence(step=step, since=since, words="planted") for step, since in steps))
     found = TRAINERS[trainer](tmp_path, [action], wrong=wrong, **settings)
-    assert [one["to"] for one in action.decisions] == to
+    assert [decision["to"] for decision in action.decisions] == to
     assert found.steps == STEPS
     assert torch.equal(found.weights, undisturbed(trainer, **settings).weights)
 
@@ -132,7 +132,7 @@ def test_it_goes_past_the_data_of_the_window(trainer, rescue, undisturbed, tmp_p
     found = TRAINERS[trainer](tmp_path, [action], wrong=WRONG, **settings)
     assert found.steps == STEPS
     # Three steps of evidence, and twice as many that are to come.
-    assert [one["skipped"] for one in action.decisions] == [None, [21, 29]]
+    assert [decision["skipped"] for decision in action.decisions] == [None, [21, 29]]
     made, again = FOUND + 1, FOUND + 1 - 15  # steps before it went back, and those repeated
     assert found.seen[:made] == plain.seen[:made]
     assert found.seen[made : made + again] == plain.seen[15:made]
@@ -149,8 +149,8 @@ def test_it_goes_past_the_data_of_the_window(trainer, rescue, undisturbed, tmp_p
     file = tmp_path / "run.skipped_epoch1_batch2_to_epoch1_batch5.pt"
     assert action.decisions[1]["data"]["file"] == str(file)
     kept = torch.load(file, weights_only=True)
-    assert [(one["epoch"], one["batch"]) for one in kept] == [(1, i) for i in range(2, 6)]
-    assert [first_number(one["value"]) for one in kept] == plain.seen[20 : FOUND + 1]
+    assert [(entry["epoch"], entry["batch"]) for entry in kept] == [(1, i) for i in range(2, 6)]
+    assert [first_number(entry["value"]) for entry in kept] == plain.seen[20 : FOUND + 1]
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -164,7 +164,7 @@ def test_a_second_stretch_is_of_the_data_that_were_used_instead(
     assert found.steps == STEPS
     # The first four are to come up to the batch of step 27, so step 22 has that of step 28; up to
     # step 31, eight more, is then the batch of step 37, the first of the third epoch.
-    assert [one["skipped"] for one in action.decisions] == [None, [22, 27], [22, 31]]
+    assert [decision["skipped"] for decision in action.decisions] == [None, [22, 27], [22, 31]]
     made = FOUND + 1 + 9
     third = [*range(15, 21), 27, 28, 29]
     assert found.seen[made : made + 9] == [plain.seen[i] for i in third]
@@ -193,8 +193,8 @@ def test_batches_that_are_not_kept_are_reported_once(
     assert len(action.decisions) == 2
     assert found.steps == STEPS
     assert len(set(found.seen[EPOCH : 2 * EPOCH])) == EPOCH  # none of this pass twice
-    said = [one.message for one in caplog.records if "not kept" in one.message]
-    assert said == [
+    messages = [record.message for record in caplog.records if "not kept" in record.message]
+    assert messages == [
         "rmetric: the batches of the repeated steps are not kept (they take more than 100 bytes): "
         "the training goes on with the data that come next"
     ]
@@ -207,20 +207,20 @@ def test_checkpoints_of_repeated_steps_are_written_again(rescue, undisturbed, tm
     plain = undisturbed("hugging_face", **settings)
     action = rescue(Evidence(step=FOUND, since=20, words="planted"))
     found = hugging_face(tmp_path, [action], wrong=(20, *WRONG), **settings)
-    assert [one["to"] for one in action.decisions] == [15]
+    assert [decision["to"] for decision in action.decisions] == [15]
     assert torch.equal(found.weights, plain.weights)
     for step in (10, 20, 50):
-        one, other = (
+        weights, expected = (
             load_file(run.folder / f"checkpoint-{step}" / "model.safetensors")
             for run in (found, plain)
         )
-        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert all(torch.equal(weights[name], expected[name]) for name in weights)
     settings["resume"] = str(found.folder / "checkpoint-20")
     plain = hugging_face(tmp_path / "resumed", **settings)
     action = rescue(Evidence(step=33, since=32, words="planted"))
     found = hugging_face(tmp_path / "rescued", [action], wrong=(12, 13), **settings)
     # The incident of the checkpoint, with evidence at step 23, lasts to step 28.
-    assert [one["to"] for one in action.decisions] == [30]
+    assert [decision["to"] for decision in action.decisions] == [30]
     assert torch.equal(found.weights, plain.weights)
 
 
@@ -228,7 +228,7 @@ def test_a_held_training_ends_at_the_snapshot(rescue, tmp_path):
     rescue(*(Evidence(step=step, since=21, words="planted") for step in (23, 24, 25)))
     action = Rescue(RescueConfig(every=5, probation=5, far=20, budget=1, observe=1))
     found = hugging_face(tmp_path, [action], wrong=range(21, 99))
-    assert [one["action"] for one in action.decisions] == ["hold"]
+    assert [decision["action"] for decision in action.decisions] == ["hold"]
     assert found.steps == action.decisions[0]["to"] == 15
 
 

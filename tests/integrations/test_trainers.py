@@ -168,7 +168,7 @@ def test_hardware_events_that_cannot_be_had_cost_themselves_alone(tmp_path, trai
 
 
 @both
-def test_an_optimizer_of_another_model_is_told(tmp_path, trainer):
+def test_an_optimizer_of_another_model_is_warned_about(tmp_path, trainer):
     callback = watch(trainer, tmp_path)
     fit(trainer, tmp_path, [callback], Net(other=make_model()))
     assert callback.monitor.protocol.told == {"other_model"}
@@ -176,7 +176,7 @@ def test_an_optimizer_of_another_model_is_told(tmp_path, trainer):
 
 @both
 @pytest.mark.parametrize("evaluate", [2, 6], ids=["evaluated three times", "evaluated once"])
-def test_a_validation_loss_that_never_comes_is_told_once(tmp_path, trainer, evaluate, caplog):
+def test_a_validation_loss_that_never_comes_is_logged_once(tmp_path, trainer, evaluate, caplog):
     callback = watch(trainer, tmp_path, validation_loss="no/loss")
     fit(trainer, tmp_path, [callback], evaluate=evaluate)
     [message] = [m for m in caplog.messages if "had the metric" in m]

@@ -18,7 +18,7 @@ class PlainMetric:
         self.event_times: list[float] = []
         self.norms: list[float] = []
         self.losses: list[float] = []
-        self.has_variance = False  # somebody else than one norm over time has said something
+        self.has_variance = False  # another source than one norm over time stated it
         self.past: list[list[float]] = [[], [], []]  # all values of each signal
         self.raw = [nan, nan, nan]
         self.normalised = [0.0, 0.0, 0.0]

@@ -79,15 +79,15 @@ def test_a_loss_that_is_not_finite_counts_100_nats_unclipped_and_is_not_remember
         metric, twin = RMetric(config), RMetric(config)
         drifts = []
         for step, loss in enumerate(losses, start=1):
-            for one in (metric, twin):
-                one.update(Record(step=step, validation_loss=loss))
+            for instance in (metric, twin):
+                instance.update(Record(step=step, validation_loss=loss))
             drifts += [] if isnan(metric.raw.loss_drift) else [metric.raw.loss_drift]
         metric.update(Record(step=100, validation_loss=odd))
         span = max(drifts) - min(drifts) if drifts else 0.0
         n = (NON_FINITE_DRIFT - min(drifts)) / span if span else 0.0
         assert metric.normalised.loss_drift == n
-        for one in (metric, twin):
-            one.update(Record(step=101, validation_loss=losses[-1]))
+        for instance in (metric, twin):
+            instance.update(Record(step=101, validation_loss=losses[-1]))
         assert metric.normalised.loss_drift == twin.normalised.loss_drift
 
 

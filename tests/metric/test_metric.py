@@ -48,10 +48,10 @@ def test_a_run_that_stands_still_scores_0(value):
         {"gradient_norm": value},
         {"failure_rate": value, "gradient_variance": value, "loss_drift": value},
     )
-    for said in fields:
+    for signals in fields:
         metric = RMetric(RMetricConfig(component_window=7, loss_window=3, norm_window=5))
         for step in range(1, 60):
-            assert metric.update(Record(step=step, **said)).score == 0.0
+            assert metric.update(Record(step=step, **signals)).score == 0.0
 
 
 def test_the_alarm_needs_a_score_above_the_threshold():
@@ -80,10 +80,10 @@ def test_a_signal_that_a_record_says_nothing_about_keeps_its_value():
 
 def test_each_signal_says_what_it_was_taken_from():
     metric = RMetric()
-    said = metric.update(
+    updated = metric.update(
         Record(step=1, time=9.0, events=(), worker_gradient_norms=(1.0, 2.0), validation_loss=3.0)
     )
-    assert said.sources == ("events", "workers", "validation_loss")
+    assert updated.sources == ("events", "workers", "validation_loss")
     metric.update(Record(step=2, gradient_norm=1.0, loss_drift=0.5))
     assert metric.sources == (None, None, "logged")  # one norm adds nothing to the workers' own
     alone = RMetric().update(Record(step=1, gradient_norm=1.0))

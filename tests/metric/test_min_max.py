@@ -31,8 +31,8 @@ def test_the_newest_extremes_are_1_and_0_however_small_the_change(values, window
 
 @given(st.lists(MODERATE, max_size=30), WINDOWS, st.integers(-8, 8))
 def test_the_unit_of_the_values_does_not_matter(values, window, power):
-    one, other = SlidingMinMax(window), SlidingMinMax(window)
-    assert [one.update(x) for x in values] == [other.update(x * 2.0**power) for x in values]
+    plain, scaled = SlidingMinMax(window), SlidingMinMax(window)
+    assert [plain.update(x) for x in values] == [scaled.update(x * 2.0**power) for x in values]
 
 
 def test_the_span_of_huge_values_does_not_overflow():

@@ -346,8 +346,8 @@ def run(config, *arguments):
 
 
 def test_a_plan_is_printed(config, capsys):
-    asked = ("--gpus", "7", "--gpu", "h100", "--batch", "1024")
-    assert run(config, *asked, "--current", "tensor=2,data=4", "--alternatives", "1") == 0
+    options = ("--gpus", "7", "--gpu", "h100", "--batch", "1024")
+    assert run(config, *options, "--current", "tensor=2,data=4", "--alternatives", "1") == 0
     assert capsys.readouterr().out == PRINTED.read_text()
 
 

@@ -120,7 +120,7 @@ def test_up_to_64_gpus_the_best_is_that_of_trying_everything(engine, sizes, mode
     everything = try_all(model, cluster, batch, ENGINES[engine])
     tried = [(each.layout, each.tokens_per_second) for each in everything]
     found = plan(model, cluster, batch, engine=engine)
-    assert rate(found) == max((one for _, one in tried), default=0.0)
+    assert rate(found) == max((speed for _, speed in tried), default=0.0)
     if tried:
         assert found.best.step.tokens_per_second == preferred(tried)
 
@@ -194,12 +194,12 @@ def test_a_batch_that_may_change_stays_near_and_never_makes_it_worse(question, c
     if found.best is not None:
         became = found.best.layout.global_batch
         assert abs(became - batch.samples) <= change * batch.samples
-        said = any(f"becomes {became} instead of" in each for each in found.best.remarks)
-        assert said == (became != batch.samples)
+        remarked = any(f"becomes {became} instead of" in each for each in found.best.remarks)
+        assert remarked == (became != batch.samples)
 
 
 @given(questions())
-def test_the_memory_that_is_needed_is_told_truly(question):
+def test_the_memory_that_is_needed_is_stated_truly(question):
     model, cluster, batch, engine = question
     least = least_memory(model, cluster, batch, ENGINES[engine])
     assume(least < inf)

@@ -157,8 +157,8 @@ def test_a_plan_uses_nearly_all_survivors_or_says_so_and_what_would(engine, mode
 
 def test_a_layout_by_the_shape_of_the_model_uses_the_survivors_too():
     seven = gpus(7)
-    asked = {"model": LLAMA_8B, "gpu": Cluster.of([1], "h100").gpu, "engine": "torchtitan"}
-    even = by_model(**asked, batch=BatchSpec(samples=1024))(seven, None)
+    options = {"model": LLAMA_8B, "gpu": Cluster.of([1], "h100").gpu, "engine": "torchtitan"}
+    even = by_model(**options, batch=BatchSpec(samples=1024))(seven, None)
     assert even.layout.num_gpus <= 4
     assert "--allow-batch-change: TP" in even.words
     assert "--uneven-batch: " in even.words
@@ -167,26 +167,26 @@ def test_a_layout_by_the_shape_of_the_model_uses_the_survivors_too():
         LLAMA_8B, Cluster.of([7], "h100"), BatchSpec(samples=1024), Layout.split(1024, data=7)
     )
     assert "megatron gives each copy the same micro-batches" in refused[0]
-    uneven = by_model(**asked, batch=BatchSpec(samples=1024), uneven_batch=True)(seven, None)
+    uneven = by_model(**options, batch=BatchSpec(samples=1024), uneven_batch=True)(seven, None)
     assert uneven.layout == Layout.split(1024, data=7)
-    # FSDP2 could split the batch, but nobody has said that this training does.
-    own_loop = by_model(**asked | {"engine": "fsdp"}, batch=BatchSpec(samples=1024))(seven, None)
+    # FSDP2 could split the batch, but nothing states that this training does.
+    own_loop = by_model(**options | {"engine": "fsdp"}, batch=BatchSpec(samples=1024))(seven, None)
     assert own_loop.layout.samples is None
 
 
 @pytest.mark.parametrize(
-    ("more", "filled", "said"),
+    ("more", "filled", "reason"),
     [
         ([], ["4", "256", "1024", "1"], "would use all 7"),
         (["--uneven-batch"], ["7", "147", "1024", "1"], "the batch of 1024 is kept"),
         (["--allow-batch-change"], ["7", "146", "1022", "1"], "the batch becomes 1022 instead of"),
     ],
 )
-def test_supervise_starts_on_seven_gpus_with_a_batch_of_1024(tmp_path, more, filled, said):
+def test_supervise_starts_on_seven_gpus_with_a_batch_of_1024(tmp_path, more, filled, reason):
     words = ["{data}", "{accumulation}", "{batch}", "{micro_batch}"]
-    asked = ("--gpus", "0-6", "--batch", "1024", *more, "--", "train.py", *words)
-    one = supervise._supervisor(options_of(tmp_path, *asked))
-    found = one.plan(one.pool, None)
-    assert one.program.commands(found, 29500) == {"": ["train.py", *filled]}
-    assert said in found.words
+    options = ("--gpus", "0-6", "--batch", "1024", *more, "--", "train.py", *words)
+    supervisor = supervise._supervisor(options_of(tmp_path, *options))
+    found = supervisor.plan(supervisor.pool, None)
+    assert supervisor.program.commands(found, 29500) == {"": ["train.py", *filled]}
+    assert reason in found.words
     assert ("would use all 7" in found.words) == (not more)

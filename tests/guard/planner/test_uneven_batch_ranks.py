@@ -69,9 +69,9 @@ def test_the_gradient_of_three_copies_is_that_of_one_process(at_most):
     ],
 )
 def test_the_reference_training_loses_on_ranks_what_one_plain_process_does(tmp_path, ranks, more):
-    asked = ("--batch=16", "--uneven-batch", "--precision=float64")
-    on_ranks(train_on, tmp_path, ("run", (*asked, *more)), ranks=ranks, seconds=120)
-    plain = plain_losses(settings(tmp_path / "plain", *asked))
+    options = ("--batch=16", "--uneven-batch", "--precision=float64")
+    on_ranks(train_on, tmp_path, ("run", (*options, *more)), ranks=ranks, seconds=120)
+    plain = plain_losses(settings(tmp_path / "plain", *options))
     found = losses_of(tmp_path / "run").values()
     assert len(found) == len(plain)
     for ours, theirs in zip(found, plain, strict=True):

@@ -45,16 +45,16 @@ def supervise_command(folder, *arguments):
     return [sys.executable, "-m", "rmetric", "supervise", str(folder), *arguments]
 
 
-def launched(folder, *arguments, token="t" * 16, told=lambda *_, **__: None, **settings):
-    """A launch of a program on one GPU; what it writes and its exit are told."""
+def launched(folder, *arguments, token="t" * 16, report=lambda *_, **__: None, **settings):
+    """A launch of a program on one GPU; `report` gets what it writes and its exit."""
     return Attempt(
         StartLaunch(1, ONE), token, program(*arguments), folder, Settings(**settings),
-        write=told, on_exit=told, now=0.0,
+        write=report, on_exit=report, now=0.0,
     )  # fmt: skip
 
 
-class Told:
-    """What the folder of a supervised run tells; the supervisor's exit code, or its process."""
+class SupervisedRun:
+    """A supervised run, read from its folder; the supervisor's exit code, or its process."""
 
     def __init__(self, folder, code=None, process=None):
         self.folder, self.code, self.process = RunFolder(folder), code, process
@@ -68,8 +68,8 @@ class Told:
             time.sleep(0.005)
 
     def end(self, code=0, seconds=400):
-        _, said = self.process.communicate(timeout=seconds)
-        assert self.process.returncode == code, said
+        _, errors = self.process.communicate(timeout=seconds)
+        assert self.process.returncode == code, errors
         assert self.nobody_is_left()
         return self
 

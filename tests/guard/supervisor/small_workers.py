@@ -22,7 +22,7 @@ from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 
 
 def agent(options: argparse.Namespace) -> int:
-    """Start the ranks; the first that fails ends the rest, and is told of as torchrun does."""
+    """Start the ranks; the first that fails ends the rest, and is reported as by torchrun."""
     workers = [
         subprocess.Popen([sys.executable, *sys.argv, "--rank", str(rank)])
         for rank in range(options.ranks)
@@ -100,12 +100,12 @@ def happen(what: str, step: int) -> None:
 def follow(folder: RunFolder, saved, step: int, every: int) -> bool:
     """Save where it is time to or somebody asks; whether it shall stop."""
     request = folder.request()
-    asked = request is not None and request.number > folder.answered()
-    if asked or step % every == 0:
+    requested = request is not None and request.number > folder.answered()
+    if requested or step % every == 0:
         part = saved.with_name("saved.part")
         part.write_text(str(step))
         part.replace(saved)
-    if asked:
+    if requested:
         folder.answer(request.number, step)
         return request.stop
     return False

@@ -33,11 +33,11 @@ def core(pool=POOL, state=None, again=False, **settings):
 
 
 def started(pool=POOL, **settings):
-    one = core(pool, **settings)
-    one.supervisor_started()
-    (_note, launch) = one.processes_ended(0.0)
+    machine = core(pool, **settings)
+    machine.supervisor_started()
+    (_note, launch) = machine.processes_ended(0.0)
     assert isinstance(launch, StartLaunch)
-    return one
+    return machine
 
 
 def failed(words="boom 7", **more):
@@ -48,23 +48,23 @@ def kinds(actions):
     return [type(action) for action in actions]
 
 
-def verdict(one, gpu, level="fatal", action="drain"):
-    return one.gpu_verdict(5.0, gpu=("", gpu), level=level, action=action, words="Xid 79")
+def verdict(machine, gpu, level="fatal", action="drain"):
+    return machine.gpu_verdict(5.0, gpu=("", gpu), level=level, action=action, words="Xid 79")
 
 
-def fails(one, time, words="boom 7", **failure):
+def fails(machine, time, words="boom 7", **failure):
     """A launch that fails, and what follows when its processes are ended."""
-    one.launch_exited(time, failure=failed(words, **failure))
-    return one.processes_ended(time)
+    machine.launch_exited(time, failure=failed(words, **failure))
+    return machine.processes_ended(time)
 
 
 def test_a_failure_ends_all_processes_and_then_waits_before_it_starts_again():
-    one = started(backoff_seconds=4.0)
-    assert kinds(one.launch_exited(2.0, failure=failed())) == [WriteJournal, EndProcesses]
-    note, wake = one.processes_ended(3.0)
+    machine = started(backoff_seconds=4.0)
+    assert kinds(machine.launch_exited(2.0, failure=failed())) == [WriteJournal, EndProcesses]
+    note, wake = machine.processes_ended(3.0)
     assert (note.seconds, wake.time) == (4.0, 7.0)
-    assert one.timer_fired(6.9) == []
-    (launch,) = one.timer_fired(7.0)
+    assert machine.timer_fired(6.9) == []
+    (launch,) = machine.timer_fired(7.0)
     assert launch.number == 2
 
 
@@ -81,82 +81,82 @@ STEPS = [("step_reached", n, 0) if n % 3 == 2 else None for n in range(20)]
     ids=["steps", "same", "cap"],
 )
 def test_waits_double_up_to_a_cap_and_are_counted_anew_after_progress(before, waits):
-    one = started(backoff_seconds=1.0)
+    machine = started(backoff_seconds=1.0)
     found = []
     for n, event in enumerate(before):
         if event:
-            getattr(one, event[0])(*event[1:])
-        found.append(fails(one, float(n))[0].seconds)
-        one.timer_fired(n + 1e3)
+            getattr(machine, event[0])(*event[1:])
+        found.append(fails(machine, float(n))[0].seconds)
+        machine.timer_fired(n + 1e3)
     assert found[: len(waits)] == waits
 
 
 def test_a_fatal_gpu_is_saved_dropped_and_replaced_by_a_smaller_layout():
-    one = started()
-    note, drop, ask, _wake = verdict(one, 1)
+    machine = started()
+    note, drop, ask, _wake = verdict(machine, 1)
     assert drop == DropGpus((("", 1),), "Xid 79")
     assert note.failure.gpu == ("", 1)
     assert (ask.fatal, ask.stop) == (True, True)
-    assert kinds(one.checkpoint_durable(6.0)) == [SetTimer]
-    assert kinds(one.timer_fired(11.0)) == [EndProcesses]
-    assert one.processes_ended(11.0)[0].seconds == 0.0
-    _plan, launch = one.timer_fired(11.0)
+    assert kinds(machine.checkpoint_durable(6.0)) == [SetTimer]
+    assert kinds(machine.timer_fired(11.0)) == [EndProcesses]
+    assert machine.processes_ended(11.0)[0].seconds == 0.0
+    _plan, launch = machine.timer_fired(11.0)
     assert launch.allocation.gpus == {"": (0, 2, 3)}
     assert launch.allocation.layout == Layout(data=3, accumulation=4)
 
 
 def test_it_does_not_wait_for_a_checkpoint_forever():
-    one = started(save_seconds=30.0)
-    verdict(one, 1)
-    assert one.timer_fired(34.9) == []
-    assert kinds(one.timer_fired(35.0)) == [EndProcesses]
+    machine = started(save_seconds=30.0)
+    verdict(machine, 1)
+    assert machine.timer_fired(34.9) == []
+    assert kinds(machine.timer_fired(35.0)) == [EndProcesses]
 
 
 def test_a_fatal_verdict_on_an_unused_gpu_drops_it_and_leaves_the_launch_running():
-    one = core(pool={"": (0, 1, 2, 3)})
-    one.plan = ShrinkData(Layout(data=2), batch=2)  # 4 copies do not divide a batch of 2
-    one.supervisor_started()
-    *_, launch = one.processes_ended(0.0)
+    machine = core(pool={"": (0, 1, 2, 3)})
+    machine.plan = ShrinkData(Layout(data=2), batch=2)  # 4 copies do not divide a batch of 2
+    machine.supervisor_started()
+    *_, launch = machine.processes_ended(0.0)
     assert launch.allocation.gpus == {"": (0, 1)}
-    assert verdict(one, 3) == [DropGpus((("", 3),), "Xid 79")]
-    assert one.phase == "running"
-    assert one.pool == {"": (0, 1, 2)}
-    assert verdict(one, 3) == []  # it is dropped once
+    assert verdict(machine, 3) == [DropGpus((("", 3),), "Xid 79")]
+    assert machine.phase == "running"
+    assert machine.pool == {"": (0, 1, 2)}
+    assert verdict(machine, 3) == []  # it is dropped once
 
 
 def test_a_risk_asks_for_a_checkpoint_and_goes_on():
-    one = started()
-    assert verdict(one, 1, "risk", "watch") == [RequestCheckpoint("risk", "Xid 79")]
-    assert one.checkpoint_requested(source="alarm", words="a spike") == [
+    machine = started()
+    assert verdict(machine, 1, "risk", "watch") == [RequestCheckpoint("risk", "Xid 79")]
+    assert machine.checkpoint_requested(source="alarm", words="a spike") == [
         RequestCheckpoint("alarm", "a spike")
     ]
-    assert one.phase == "running"
+    assert machine.phase == "running"
 
 
 def test_an_application_error_restarts_with_the_same_gpus():
-    one = started()
-    actions = verdict(one, 1, "fatal", "restart_application")
+    machine = started()
+    actions = verdict(machine, 1, "fatal", "restart_application")
     assert kinds(actions) == [WriteJournal, RequestCheckpoint, SetTimer]
-    one.launch_exited(6.0)
-    one.processes_ended(6.0)
-    (launch,) = one.timer_fired(1e9)
+    machine.launch_exited(6.0)
+    machine.processes_ended(6.0)
+    (launch,) = machine.timer_fired(1e9)
     assert launch.allocation.gpus == POOL
 
 
 def test_the_same_failure_at_once_twice_is_enough():
-    one = started()
+    machine = started()
     lasting = {"code": 1, "rank": 0, "lasting": True}
-    fails(one, 1.0, "no file data-1.bin", **lasting)
-    one.timer_fired(1e3)
-    (finish,) = fails(one, 1001.0, "no file data-2.bin", **lasting)
+    fails(machine, 1.0, "no file data-1.bin", **lasting)
+    machine.timer_fired(1e3)
+    (finish,) = fails(machine, 1001.0, "no file data-2.bin", **lasting)
     assert finish == Finish("gave up", "repeated immediate failure: no file data-2.bin", 1)
 
 
 def test_what_can_pass_by_itself_is_tried_up_to_the_limit():
-    one = started(max_restarts=2)
+    machine = started(max_restarts=2)
     for n in range(3):
-        actions = fails(one, float(n), "OSError: [Errno 28] No space left on device", code=1)
-        one.timer_fired(n + 1e3)
+        actions = fails(machine, float(n), "OSError: [Errno 28] No space left on device", code=1)
+        machine.timer_fired(n + 1e3)
     words = "disk full: 2 restarts in a row failed, the last: OSError: [Errno 28] No space"
     assert actions == [Finish("gave up", f"{words} left on device", 1)]
 
@@ -166,9 +166,9 @@ def test_what_can_pass_by_itself_is_tried_up_to_the_limit():
 def test_a_training_whose_last_steps_are_not_saved_or_that_is_held_is_not_restarted(
     ends, outcome, code
 ):
-    one = started()
-    assert kinds(one.launch_exited(9.0, **{ends: "why"})) == [EndProcesses]
-    assert one.processes_ended(9.0) == [Finish(outcome, "why", code)]
+    machine = started()
+    assert kinds(machine.launch_exited(9.0, **{ends: "why"})) == [EndProcesses]
+    assert machine.processes_ended(9.0) == [Finish(outcome, "why", code)]
     again = core(state=JournalState(launches=1, outcome=outcome))
     assert kinds(again.supervisor_started()) == [EndProcesses]
 
@@ -179,21 +179,21 @@ def test_a_training_whose_last_steps_are_not_saved_or_that_is_held_is_not_restar
      ({}, 1)],
 )  # fmt: skip
 def test_another_failure_one_that_may_pass_or_one_after_a_step_is_tried_again(second, step):
-    one = started()
+    machine = started()
     lasting = {"code": 1, "rank": 0, "lasting": True}
-    fails(one, 1.0, **lasting)
-    one.timer_fired(1e3)
-    one.step_reached(step=step, resumed=0)
-    assert isinstance(fails(one, 1001.0, **lasting | second)[-1], SetTimer)
+    fails(machine, 1.0, **lasting)
+    machine.timer_fired(1e3)
+    machine.step_reached(step=step, resumed=0)
+    assert isinstance(fails(machine, 1001.0, **lasting | second)[-1], SetTimer)
 
 
 def test_the_gpu_of_a_rank_that_fails_thrice_in_a_row_is_dropped():
-    one = started(suspect_after=3)
+    machine = started(suspect_after=3)
     dropped = []
     for n, gpu in enumerate([2, 1, 2, 2, 2]):
-        one.step_reached(step=n + 1, resumed=0)
-        dropped += [a for a in fails(one, float(n), gpu=("", gpu)) if isinstance(a, DropGpus)]
-        one.timer_fired(float(n) + 1e6)
+        machine.step_reached(step=n + 1, resumed=0)
+        dropped += [a for a in fails(machine, float(n), gpu=("", gpu)) if isinstance(a, DropGpus)]
+        machine.timer_fired(float(n) + 1e6)
     assert [drop.gpus for drop in dropped] == [(("", 2),)]
 
 
@@ -209,34 +209,34 @@ TWO_NODES = {"a": (0, 1), "b": (0, 1)}
     ],
 )
 def test_no_gpu_or_node_is_dropped_without_evidence_or_rest(pool, failure):
-    one = started(pool, suspect_after=1)
-    assert kinds(fails(one, 1.0, **failure)) == [WriteJournal, SetTimer]
+    machine = started(pool, suspect_after=1)
+    assert kinds(fails(machine, 1.0, **failure)) == [WriteJournal, SetTimer]
 
 
 def test_a_node_that_cannot_be_reached_is_dropped():
-    one = started(TWO_NODES)
-    one.launch_exited(1.0, failure=failed(node="b"))
-    drop, *_ = one.processes_ended(1.0, unreachable=("b",))
+    machine = started(TWO_NODES)
+    machine.launch_exited(1.0, failure=failed(node="b"))
+    drop, *_ = machine.processes_ended(1.0, unreachable=("b",))
     assert drop.gpus == (("b", 0), ("b", 1))
-    assert one.timer_fired(1e9)[-1].allocation.gpus == {"a": (0, 1)}
+    assert machine.timer_fired(1e9)[-1].allocation.gpus == {"a": (0, 1)}
 
 
 def test_without_gpus_left_it_gives_up_with_the_reason():
-    one = started({"": (0,)})
-    verdict(one, 0)
-    one.launch_exited(6.0)
-    one.processes_ended(6.0)
-    (finish,) = one.timer_fired(6.0)
+    machine = started({"": (0,)})
+    verdict(machine, 0)
+    machine.launch_exited(6.0)
+    machine.processes_ended(6.0)
+    (finish,) = machine.timer_fired(6.0)
     assert finish.outcome == "gave up"
     assert "0 GPUs are left" in finish.words
 
 
 def test_a_signal_saves_ends_and_sets_the_exit_code():
-    one = started(stop_seconds=20.0)
-    ask, wake = one.signal_received(1.0, signal=15)
+    machine = started(stop_seconds=20.0)
+    ask, wake = machine.signal_received(1.0, signal=15)
     assert (ask.source, ask.stop, wake.time) == ("signal", True, 21.0)
-    assert kinds(one.signal_received(2.0, signal=15)) == [EndProcesses]
-    assert one.processes_ended(3.0) == [Finish("stopped", "SIGTERM", 143)]
+    assert kinds(machine.signal_received(2.0, signal=15)) == [EndProcesses]
+    assert machine.processes_ended(3.0) == [Finish("stopped", "SIGTERM", 143)]
 
 
 FAILED_FIRST = "a request asked for a stop, but it failed before its checkpoint was made"
@@ -245,39 +245,39 @@ FAILED_FIRST = "a request asked for a stop, but it failed before its checkpoint 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_failure_while_a_user_waits_for_it_to_stop_ends_it(hangs, saved):
-    one = started()
-    assert one.stop_requested() == []
+    machine = started()
+    assert machine.stop_requested() == []
     if saved:
-        one.checkpoint_durable(2.0)
-    actions = (one.launch_hung if hangs else one.launch_exited)(2.0, failure=failed())
+        machine.checkpoint_durable(2.0)
+    actions = (machine.launch_hung if hangs else machine.launch_exited)(2.0, failure=failed())
     assert kinds(actions) == [WriteJournal, EndProcesses]
     words = "a request asked for a stop" if saved else FAILED_FIRST
-    assert one.processes_ended(3.0) == [Finish("stopped", words, 4)]
+    assert machine.processes_ended(3.0) == [Finish("stopped", words, 4)]
 
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_user_may_ask_it_to_stop_while_it_is_ended_or_waits(ended):
-    one = started(backoff_seconds=60.0)
-    one.launch_exited(1.0, failure=failed())
+    machine = started(backoff_seconds=60.0)
+    machine.launch_exited(1.0, failure=failed())
     if ended:
-        one.processes_ended(2.0)
-    actions = one.stop_requested() or one.processes_ended(4.0)
+        machine.processes_ended(2.0)
+    actions = machine.stop_requested() or machine.processes_ended(4.0)
     assert actions == [Finish("stopped", FAILED_FIRST, 4)]
 
 
 def test_a_bad_gpu_does_not_outweigh_a_user_who_wants_it_to_stop():
-    one = started()
-    one.stop_requested()
-    assert kinds(verdict(one, 1)) == [WriteJournal, DropGpus, RequestCheckpoint, SetTimer]
-    one.checkpoint_durable(6.0)
-    one.launch_exited(6.0)
-    assert one.processes_ended(7.0) == [Finish("stopped", "a request asked for a stop", 4)]
+    machine = started()
+    machine.stop_requested()
+    assert kinds(verdict(machine, 1)) == [WriteJournal, DropGpus, RequestCheckpoint, SetTimer]
+    machine.checkpoint_durable(6.0)
+    machine.launch_exited(6.0)
+    assert machine.processes_ended(7.0) == [Finish("stopped", "a request asked for a stop", 4)]
 
 
 def test_processes_that_stay_end_the_supervisor_rather_than_meet_a_second_launch():
-    one = started()
-    one.launch_exited(1.0, failure=failed())
-    (finish,) = one.processes_ended(2.0, left=1)
+    machine = started()
+    machine.launch_exited(1.0, failure=failed())
+    (finish,) = machine.processes_ended(2.0, left=1)
     assert finish.outcome == "gave up"
 
 
@@ -331,7 +331,7 @@ EVENTS = st.one_of(
 @given(steps=st.lists(EVENTS, max_size=80), most=st.integers(0, 4))
 def test_laws(steps, most):
     """One launch at a time, bounded restarts, what is dropped stays so, over is over."""
-    one = core(pool={"a": (0, 1, 2, 3), "b": (0, 1, 2, 3)}, max_restarts=most)
+    machine = core(pool={"a": (0, 1, 2, 3), "b": (0, 1, 2, 3)}, max_restarts=most)
     alive, ending, over, wanted = False, False, False, False
     dropped, launches, in_a_row, best, best_before = set(), 0, 0, 0, 0
     time = 0.0
@@ -341,11 +341,11 @@ def test_laws(steps, most):
             continue  # it is only sent where it was asked for
         if event == "processes_ended":
             ending = alive = False
-        if event == "step_reached" and one.phase in ("running", "saving"):
+        if event == "step_reached" and machine.phase in ("running", "saving"):
             best = max(best, more["step"])
             in_a_row = 0 if best > best_before else in_a_row
         wanted = wanted or event == "stop_requested"
-        for action in getattr(one, event)(*([] if later is None else [time]), **more):
+        for action in getattr(machine, event)(*([] if later is None else [time]), **more):
             assert not over, "nothing is done when it is over"
             if isinstance(action, EndProcesses):
                 ending = True
@@ -371,7 +371,7 @@ def test_laws(steps, most):
             elif isinstance(action, Finish):
                 assert not alive, "nobody is left behind"
                 over = True
-    assert (one.phase == "over") == over
+    assert (machine.phase == "over") == over
 
 
 @given(

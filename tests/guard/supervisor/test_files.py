@@ -27,7 +27,7 @@ from rmetric.guard.supervisor.supervise import Supervisor
 from rmetric.guard.trust import distrust
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
-from tests.guard.supervisor import ONE, TORCHRUN, TWO, Told, program
+from tests.guard.supervisor import ONE, TORCHRUN, TWO, SupervisedRun, program
 from tests.guard.supervisor.test_parts import CONSOLE_LINES
 from tests.guard.test_suspect import a_guard
 from tests.guard.test_trust import UNTOUCHED, planted, save, seal_again
@@ -77,8 +77,8 @@ def test_any_request_answer_and_layout_is_valid_or_ignored(
     for path, entry in ((folder.request_file, request), (folder.answered_file, answered),
                         (folder.layout_file, layout)):  # fmt: skip
         path.write_text(json.dumps(entry))
-    asked = folder.request()
-    assert asked is None or (type(asked.number), type(asked.stop)) == (int, bool)
+    received = folder.request()
+    assert received is None or (type(received.number), type(received.stop)) == (int, bool)
     assert type(folder.answered()) is int
     assert type(folder.answered_step()) in (int, type(None))
     assert folder.layout() is None or folder.layout().num_gpus >= 1
@@ -164,7 +164,7 @@ def supervise(folder, code="pass"):
         again=True, print_line=lambda line: None,
     )  # fmt: skip
     supervisor.run()
-    return Told(folder).of("supervisor")
+    return SupervisedRun(folder).of("supervisor")
 
 
 def test_a_copied_run_folder_does_not_end_the_processes_of_the_original(tmp_path):
@@ -237,7 +237,7 @@ def test_trainer_checkpoints_that_go_or_cannot_be_listed_end_nothing(tmp_path, m
 
     with monkeypatch.context() as race:
         race.setattr(Path, "stat", going)
-        assert {one.step for one in checkpoint_dir.checkpoints_in(tmp_path)} >= {1, 3}
+        assert {checkpoint.step for checkpoint in checkpoint_dir.checkpoints_in(tmp_path)} >= {1, 3}
     with monkeypatch.context() as broken:
         broken.setattr(Path, "iterdir", stale)
         checkpoint_dir.rotate(tmp_path, 1, None)
@@ -280,7 +280,7 @@ def test_a_manifest_of_other_types_is_a_problem_and_not_an_error(tmp_path, chang
     else:
         path.write_text('{"about": ' + "[" * 100_000)
     good, (problem,) = candidates(tmp_path)
-    assert [one.step for one in good] == [1]
+    assert [checkpoint.step for checkpoint in good] == [1]
     assert str(path) in problem
     if changed:
         assert f"at `$.{next(iter(changed))}" in problem

@@ -232,9 +232,9 @@ def test_a_rank_that_alone_is_stopped_or_gone_is_named_and_no_gpu(states, named)
     three = Allocation(gpus={"": (0, 1, 2)}, layout=Layout(data=3))
     beats = {rank: here(rank, 100 + rank) for rank in range(len(states) or 3)}
     failure = explain_hang(beats, 61.0, 60.0, three, dict(enumerate(states)))
-    said = "" if named is None else f"; rank {named} (process {100 + named}) is {states[named]}"
+    detail = "" if named is None else f"; rank {named} (process {100 + named}) is {states[named]}"
     assert failure.words == (
-        f"no heartbeat for 61 s while training, the limit is 60; all ranks are at step 9{said}"
+        f"no heartbeat for 61 s while training, the limit is 60; all ranks are at step 9{detail}"
     )
     assert (failure.rank, failure.gpu) == (named, None)
 
@@ -244,13 +244,13 @@ def test_the_states_of_real_processes(start):
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     given = {"stdin": subprocess.PIPE, "env": {**os.environ, LAUNCH_VARIABLE: launch}}
     processes = [start(command, **given) for _ in range(2)]
-    beats = {rank: here(rank, one.pid, launch) for rank, one in enumerate(processes)}
+    beats = {rank: here(rank, process.pid, launch) for rank, process in enumerate(processes)}
     os.kill(processes[1].pid, signal.SIGSTOP)
     while states_of(beats) != {0: "sleeping", 1: "stopped"}:
         time.sleep(0.01)  # until it waits
     assert states_of({0: here(0, processes[0].pid, launch, node="other")}) == {}
     assert states_of({0: here(0, processes[0].pid, "of-another-launch")}) == {0: "gone"}
-    for one in processes:
-        one.kill()
-        one.communicate()
+    for process in processes:
+        process.kill()
+        process.communicate()
     assert states_of(beats) == {0: "gone", 1: "gone"}

@@ -71,7 +71,7 @@ OLD = "has launched 6649 collective operations, most ranks 6650"
 
 
 @pytest.mark.parametrize(
-    ("reply", "pids", "said"),
+    ("reply", "pids", "findings"),
     [
         (UNRESPONSIVE, (100, 101, 102), [f"rank 2 (process 102 {ON} does not answer"]),
         # Two nodes have a process of that number.
@@ -84,31 +84,31 @@ OLD = "has launched 6649 collective operations, most ranks 6650"
         (HEAD, (100,), []),
     ],
 )  # fmt: skip
-def test_ranks_that_are_missing_or_behind_are_named(reply, pids, said):
+def test_ranks_that_are_missing_or_behind_are_named(reply, pids, findings):
     beats = [beat(at, 7, pid=pid) for at, pid in enumerate(pids)]
-    assert nccl_ras.findings(reply, beats) == [f"NCCL RAS: {one}" for one in said]
+    assert nccl_ras.findings(reply, beats) == [f"NCCL RAS: {finding}" for finding in findings]
 
 
 @contextmanager
 def ras(reply, *, stopped=0, greeting=b"SERVER PROTOCOL 2\n"):
     """A RAS service; a process that is stopped accepts the first connections."""
-    asked = []
+    received = []
 
     def serve(server):
         held = [server.accept() for _ in range(stopped)]
         link, _ = server.accept()
         with suppress(OSError), link:
-            asked.append(link.recv(100))
+            received.append(link.recv(100))
             link.sendall(greeting)
-            asked.append(link.recv(100))
+            received.append(link.recv(100))
             for part in (b"OK\n", reply[:700].encode(), reply[700:].encode()):
                 link.sendall(part)
-        for one, _ in held:
-            one.close()
+        for connection, _ in held:
+            connection.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=serve, args=(server,), daemon=True).start()
-        yield f"127.0.0.1:{server.getsockname()[1]}", asked
+        yield f"127.0.0.1:{server.getsockname()[1]}", received
 
 
 def test_a_look_asks_saves_the_reply_and_names_the_rank(folder, tmp_path, capsys, monkeypatch):
@@ -116,15 +116,15 @@ def test_a_look_asks_saves_the_reply_and_names_the_rank(folder, tmp_path, capsys
     monkeypatch.setattr(nccl_ras, "GREETING_SECONDS", 0.3)
     with (
         rank(folder, "time.sleep(600)", 2) as late,
-        ras(reply := BEHIND.replace("102", str(late.pid)), stopped=1) as (address, asked),
+        ras(reply := BEHIND.replace("102", str(late.pid)), stopped=1) as (address, received),
         rank(folder, "time.sleep(600)", 0, NCCL_RAS_ADDR=address),
     ):
         assert main(["stacks", str(tmp_path)]) == 0
     ranks, _, diagnosis = capsys.readouterr().out.partition("\n\n")
     assert f"NCCL RAS: rank 2 (process {late.pid} {ON} has launched 41 AllReduce" in ranks
     assert "NCCL's RAS service names a rank for which others wait, rank 2 on 172." in diagnosis
-    assert asked == [b"CLIENT PROTOCOL 2\n", b"TIMEOUT 2\nVERBOSE STATUS\n"]
-    assert [one.read_text() for one in tmp_path.glob("stacks/1/nccl_ras-*.txt")] == [reply]
+    assert received == [b"CLIENT PROTOCOL 2\n", b"TIMEOUT 2\nVERBOSE STATUS\n"]
+    assert [path.read_text() for path in tmp_path.glob("stacks/1/nccl_ras-*.txt")] == [reply]
 
 
 def test_where_nothing_answers_in_time_there_is_no_reply():

@@ -37,16 +37,16 @@ from tests.guard.supervisor import ONE, beat, launched, options_of, program
 TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
 
 
-@pytest.mark.parametrize("said", ["--nproc-per-node 4", "--nproc_per_node=4", "--nnodes=9", ""])
+@pytest.mark.parametrize("options", ["--nproc-per-node 4", "--nproc_per_node=4", "--nnodes=9", ""])
 @pytest.mark.parametrize("own", ["train.py", "-m train", "--module train"])
 @pytest.mark.parametrize(
     "launcher",
     ["torchrun", "ft_launcher", "python -u /bin/torchrun", "python -m torch.distributed.run"],
 )
-def test_torchrun_gets_the_planned_number_and_the_script_keeps_its_own(launcher, own, said):
+def test_torchrun_gets_the_planned_number_and_the_script_keeps_its_own(launcher, own, options):
     after = [*own.split(), "--nproc-per-node", "9"]
-    one = program(*launcher.split(), *said.split(), *after, "--dp={data}")
-    (command,) = one.commands(TWO, 29500).values()
+    prog = program(*launcher.split(), *options.split(), *after, "--dp={data}")
+    (command,) = prog.commands(TWO, 29500).values()
     n, end = len(launcher.split()), -len(after) - 1
     assert command[:n] == launcher.split()
     assert {"--nproc-per-node=2", "--nnodes=1", "--standalone"} == set(command[n:end])
@@ -54,25 +54,25 @@ def test_torchrun_gets_the_planned_number_and_the_script_keeps_its_own(launcher,
 
 
 def test_a_rendezvous_of_the_users_own_is_kept():
-    one = program("torchrun", "--master-port", "1234", "--nproc-per-node=2", "train.py")
-    (command,) = one.commands(TWO, 29500).values()
+    prog = program("torchrun", "--master-port", "1234", "--nproc-per-node=2", "train.py")
+    (command,) = prog.commands(TWO, 29500).values()
     assert ("--standalone" in command, option_of(command, "master-port")) == (False, "1234")
 
 
 def test_nodes_meet_at_the_first_and_a_remote_shell_gets_quoted_words():
     two = Allocation(gpus={"b": (1,), "c": (3,)}, layout=Layout(data=2))
-    one = Program(
+    prog = Program(
         arguments=("torchrun", "train.py", "a b; rm"),
         prefixes={"a": ("ssh", "a"), "b": ("ssh", "b"), "c": ("ssh", "c")},
     )
-    commands = one.commands(two, 29511)
+    commands = prog.commands(two, 29511)
     assert [option_of(commands[node], "node-rank") for node in "bc"] == ["0", "1"]
     for command in commands.values():
         assert option_of(command, "master-addr") == "b"
         assert option_of(command, "master-port") == "29511"
         assert option_of(command, "nnodes") == "2"
         assert option_of(command, "nproc-per-node") == "1"
-    remote = one.behind("c", commands["c"], {"RMETRIC_LAUNCH": "x-1"})
+    remote = prog.behind("c", commands["c"], {"RMETRIC_LAUNCH": "x-1"})
     assert remote[:2] == ["ssh", "c"]
     assert "RMETRIC_LAUNCH=x-1" in remote
     assert remote[-1] == "'a b; rm'"
@@ -115,7 +115,7 @@ class TestPulse:
         assert failure.kind == "hang"
         assert failure.words == "training has not started after 50 s, the limit is 50"
 
-    def test_where_it_came_back_is_what_its_starting_said(self, tmp_path):
+    def test_where_it_came_back_is_what_its_first_beat_stated(self, tmp_path):
         tracker = self.tracker(tmp_path)
         tracker.look({0: beat(0, 20, "starting")}, 0.0)
         assert (tracker.resumed, tracker.step) == (None, None)
@@ -167,7 +167,7 @@ class TestJournal:
         assert len(kept) <= len(whole) + 1  # a line that lacks only its end is whole
         assert lines[-1]["outcome"] == "finished"
 
-    def test_a_full_disk_is_told_when_a_line_is_written_and_not_again_at_the_end(self, tmp_path):
+    def test_a_full_disk_raises_when_a_line_is_written_and_not_again_at_the_end(self, tmp_path):
         journal = Journal(tmp_path / "journal.jsonl")
         journal._file.close()
         journal._file = open("/dev/full", "ab")  # noqa: SIM115
@@ -281,10 +281,10 @@ class TestLastCheckpoint:
     def test_a_launch_that_passes_one_over_says_so(self, folder, back, passed_over):
         for step in (10, 20):
             self.make(folder, step)
-        attempt = launched(folder, "true", told=(told := Mock()))
+        attempt = launched(folder, "true", report=(report := Mock()))
         attempt.folder.beats = lambda launch: {0: beat(0, back, resumed=back)}
         attempt.look(1.0)
-        fields = {call.args[0]: call.kwargs for call in told.call_args_list}["resumed"]
+        fields = {call.args[0]: call.kwargs for call in report.call_args_list}["resumed"]
         assert (fields["step"], fields["passed_over"]) == (back, passed_over)
 
 
@@ -293,7 +293,7 @@ UNSAVED = "the training exited with 0 at step 20 or later, but there is no good 
 
 
 @pytest.mark.parametrize(
-    ("code", "beats", "disk", "told"),
+    ("code", "beats", "disk", "expected"),
     [
         (0, beat(0, 20, "finished"), "", {"stopped": False, "early": False, "unsaved": ""}),
         (0, beat(0, 20), "", {"stopped": False, "early": True, "unsaved": ""}),
@@ -305,7 +305,7 @@ UNSAVED = "the training exited with 0 at step 20 or later, but there is no good 
          {"failure": f"disk full: the training failed with exit code 7: {FULL}"}),
     ],
 )  # fmt: skip
-def test_how_a_launch_ended(tmp_path, monkeypatch, code, beats, disk, told):
+def test_how_a_launch_ended(tmp_path, monkeypatch, code, beats, disk, expected):
     monkeypatch.setattr(RunFolder, "write_problem", lambda self: disk)
     attempt = launched(RunFolder(tmp_path), "true")
     attempt.tracker.look({0: beats}, 1.0)
@@ -313,7 +313,7 @@ def test_how_a_launch_ended(tmp_path, monkeypatch, code, beats, disk, told):
     found = attempt.exited("", code)
     if code:
         found["failure"] = found["failure"].words
-    assert {name: found[name] for name in told} == told
+    assert {name: found[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("code", [0, 6])
@@ -330,13 +330,13 @@ def test_a_launch_that_its_rescue_holds_is_held_with_any_exit_code(folder, code)
     assert "held" not in launched(folder, "true").exited("", code)
 
 
-def test_heartbeats_tell_that_saves_begin_to_fail_and_that_they_succeed_again(tmp_path):
-    attempt = launched(RunFolder(tmp_path), "true", told=(told := Mock()))
+def test_heartbeats_state_that_saves_begin_to_fail_and_that_they_succeed_again(tmp_path):
+    attempt = launched(RunFolder(tmp_path), "true", report=(report := Mock()))
     for step, problem in enumerate(["", "no space", "no space", "", "gone"]):
         beats = {0: beat(0, step, problem=problem)}
         attempt.folder.beats = lambda launch, beats=beats: beats
         attempt.look(1.0)
-    calls = [call for call in told.call_args_list if call.args[0] in LAST_SAVE]
+    calls = [call for call in report.call_args_list if call.args[0] in LAST_SAVE]
     found = [(call.args[0], call.kwargs["words"]) for call in calls]
     assert found == [("not saved", "no space"), ("saved again", ""), ("not saved", "gone")]
 
@@ -447,7 +447,7 @@ class TestPlans:
         chosen = by_model(LLAMA_8B, cluster.gpu, batch, engine="megatron")
         assert chosen({"": tuple(range(8))}, now).layout == found.best.layout
 
-    def test_a_size_that_the_training_is_not_told_of_stays(self):
+    def test_a_size_that_the_training_is_not_given_stays(self):
         gpu, pool = Cluster.of([1], "h100").gpu, {"": tuple(range(8))}
         long = replace(LLAMA_8B, sequence=131072)
         experts = replace(LLAMA_8B, layers=16, experts=8, experts_per_token=2, expert_ffn=14336)
@@ -493,7 +493,7 @@ class TestProcesses:
         token = f"test-{os.getpid()}-{seconds}"
         running = launched(
             RunFolder(tmp_path), sys.executable, "-c", f"import time; time.sleep({seconds})",
-            token=token, told=lambda *told, **more: more or exits.put(told),
+            token=token, report=lambda *fields, **more: more or exits.put(fields),
         )  # fmt: skip
         if seconds == 0:
             assert exits.get(timeout=30.0) == (1, "", 0)
@@ -518,13 +518,13 @@ def test_a_request_that_is_withdrawn_is_not_obeyed_and_numbers_go_on(folder):
 
 
 @pytest.mark.parametrize(
-    ("there_are", "asked", "interval"),
+    ("there_are", "seconds", "interval"),
     [(True, None, 10.0), (True, 0.0, None), (False, None, None), (False, 0.5, 0.5)],
 )
-def test_where_there_are_gpus_they_are_watched(monkeypatch, there_are, asked, interval):
+def test_where_there_are_gpus_they_are_watched(monkeypatch, there_are, seconds, interval):
     monkeypatch.setattr(supervise, "_has_gpus", lambda: there_are)
     monkeypatch.setattr(supervise, "GpuWatch", lambda gpus, config: (gpus, config.interval))
-    sources = supervise._sources(argparse.Namespace(nvml_seconds=asked), {"": (0, 1)})
+    sources = supervise._sources(argparse.Namespace(nvml_seconds=seconds), {"": (0, 1)})
     assert sources == ([((0, 1), interval)] if interval else [])
 
 
@@ -552,7 +552,7 @@ def test_where_there_are_gpus_they_are_watched(monkeypatch, there_are, asked, in
          "--nproc-per-node is 'gpu': say which GPUs there are with --gpus"),
     ],
 )  # fmt: skip
-def test_a_wrong_command_line_is_said_and_starts_nothing(tmp_path, refused, arguments, words):
+def test_a_wrong_command_line_is_reported_and_starts_nothing(tmp_path, refused, arguments, words):
     assert words in refused("supervise", tmp_path / "run", *arguments, "--", "true")
     assert not (tmp_path / "run").exists()
 
@@ -565,8 +565,8 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize(("more", "variable"), [((), None), (("--resume", "clean"), "clean")])
 def test_what_to_resume_from_is_passed_on(tmp_path, more, variable):
-    one = supervise._supervisor(options_of(tmp_path, *more, "--", "true"))
-    assert one.program.variables("", ONE).get("RMETRIC_RESUME") == variable
+    supervisor = supervise._supervisor(options_of(tmp_path, *more, "--", "true"))
+    assert supervisor.program.variables("", ONE).get("RMETRIC_RESUME") == variable
 
 
 @pytest.mark.parametrize(

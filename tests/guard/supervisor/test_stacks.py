@@ -21,7 +21,7 @@ from tests.guard.supervisor import TORCHRUN, supervise_command
 
 ROOT = Path(__file__).resolve().parents[3]
 HANGING = str(Path(__file__).with_name("hanging_ranks.py"))
-#: Way in which rank 2 hangs -> cause, and a part of what the diagnosis says of it.
+#: Way in which rank 2 hangs -> cause, and a part of what the diagnosis states of it.
 WAYS = {
     "stopped": ("process_stopped", "stopped by a signal"),
     "loader": ("rank_stands_elsewhere", "waits for its data in"),
@@ -48,7 +48,7 @@ def test_the_rank_that_holds_up_the_others_is_named_before_it_is_ended(way, tmp_
     lines = read_journal(folder.journal)
     events = [line["event"] for line in lines]
     advice, failure = (
-        next(one for one in lines if one["event"] == e) for e in ("advice", "failure")
+        next(line for line in lines if line["event"] == e) for e in ("advice", "failure")
     )
     assert events.index("advice") < events.index("failure") < events.index("over")
     cause, words = WAYS[way]
@@ -127,8 +127,8 @@ def test_py_spy_is_asked_where_it_is_installed(tmp_path, monkeypatch):
     with rank(RunFolder(tmp_path), "time.sleep(600)") as process:
         (seen,), into = look(RunFolder(tmp_path))
         assert seen.endswith("stack: py-spy")
-        said = (into / "rank_0.txt").read_text()
-        assert said.startswith(f"dump --nonblocking --pid {process.pid}")  # no rank is paused
+        text = (into / "rank_0.txt").read_text()
+        assert text.startswith(f"dump --nonblocking --pid {process.pid}")  # no rank is paused
 
 
 def test_a_flight_recorder_is_asked_for_through_its_pipe(tmp_path):
@@ -149,7 +149,7 @@ def test_a_flight_recorder_is_asked_for_through_its_pipe(tmp_path):
         assert "nccl_trace" not in look(folder)[0][0]
     with rank(folder, answer, 3, **variables) as process:
         descriptors = Path(f"/proc/{process.pid}/fd")
-        while not any(one.resolve().name == "ask_3.pipe" for one in descriptors.iterdir()):
+        while not any(link.resolve().name == "ask_3.pipe" for link in descriptors.iterdir()):
             time.sleep(0.01)
         (seen,), into = look(folder)
         assert seen.endswith("; nccl_trace_rank_3")
@@ -176,12 +176,12 @@ def test_the_command_prints_the_ranks_and_the_verdict(tmp_path, capsys):
 
 
 def test_ranks_of_other_nodes_are_looked_at_there_and_a_slow_diagnosis_is_given_up(tmp_path):
-    folder, said = RunFolder(tmp_path), tmp_path / "said"
+    folder, record = RunFolder(tmp_path), tmp_path / "record"
     program = Program(
-        arguments=("x",), prefixes={"a": (), "b": ("sh", "-c", f'echo "$@" > {said}', "b")}
+        arguments=("x",), prefixes={"a": (), "b": ("sh", "-c", f'echo "$@" > {record}', "b")}
     )
     found = Adviser(folder, program, 0.001).of_hang(4)
     assert found["words"] == "launch 4: no diagnosis: it took longer than 0.001 s"
     found = Adviser(folder, program, 60.0).of_hang(4)
     assert found["words"].startswith("launch 4: no diagnosis: ")  # of nothing
-    assert f"stacks {tmp_path.resolve()} --into {tmp_path.resolve()}/stacks/1" in said.read_text()
+    assert f"stacks {tmp_path.resolve()} --into {tmp_path.resolve()}/stacks/1" in record.read_text()

@@ -25,7 +25,7 @@ from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock
 from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.supervise import Supervisor
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
-from tests.guard.supervisor import SMALL, TORCHRUN, Told, supervise_command
+from tests.guard.supervisor import SMALL, TORCHRUN, SupervisedRun, supervise_command
 from tests.monitor.webhook_server import WebhookServer
 
 AGENT = (sys.executable, SMALL, "agent", "--ranks", "{gpus}", "--seconds", "0.01")
@@ -48,7 +48,7 @@ def supervisor(folder, faults=(), *, more=(), gpus=2, batch=None, webhook=None, 
 
 
 def run(folder, faults=(), **more):
-    return Told(folder, supervisor(folder, faults, **more).run())
+    return SupervisedRun(folder, supervisor(folder, faults, **more).run())
 
 
 def at(folder, step, act):
@@ -68,10 +68,10 @@ def fault(do, launch=1, rank=1, step=7):
 
 
 def test_a_healthy_training_finishes_and_a_finished_folder_is_not_run_again(tmp_path):
-    told = run(tmp_path)
-    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 20)
-    assert "of layout 2" in told.log(1)
-    assert told.failures == []
+    result = run(tmp_path)
+    assert (result.code, result.summary.outcome, result.summary.step) == (0, "finished", 20)
+    assert "of layout 2" in result.log(1)
+    assert result.failures == []
     again = run(tmp_path)
     assert (again.code, len(again.of("launch"))) == (0, 1)
     assert again.of("over")[-1]["words"] == "it had finished before"
@@ -87,41 +87,41 @@ def test_a_healthy_training_finishes_and_a_finished_folder_is_not_run_again(tmp_
     ],
 )
 def test_a_rank_or_the_agent_fails_and_training_goes_on(tmp_path, do, words):
-    told = run(tmp_path, [fault(do)])
-    assert f"fault: {do}" in told.log(1)
-    assert told.failures[0].startswith(words)
-    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 20)
-    assert told.of("resumed")[1]["step"] >= 5
-    assert told.nobody_is_left()
+    result = run(tmp_path, [fault(do)])
+    assert f"fault: {do}" in result.log(1)
+    assert result.failures[0].startswith(words)
+    assert (result.code, result.summary.outcome, result.summary.step) == (0, "finished", 20)
+    assert result.of("resumed")[1]["step"] >= 5
+    assert result.nobody_is_left()
     if do == "agent":  # its ranks outlived it, and one of them does not listen to TERM
-        assert told.of("ended")[1]["killed"] >= 1
-    (incident,) = told.summary.incidents
+        assert result.of("ended")[1]["killed"] >= 1
+    (incident,) = result.summary.incidents
     assert incident.launch == 1
     assert incident.resume_seconds > 0
     assert incident.steps_lost < 20
-    assert 0 < told.summary.ettr < 1
+    assert 0 < result.summary.ettr < 1
 
 
 @pytest.mark.long
 def test_a_hang_is_noticed_and_what_does_not_listen_is_killed(tmp_path):
-    told = run(tmp_path, [fault("hang")], hang_seconds=0.4)
-    assert "fault: hang" in told.log(1)
-    assert "rank 1 is at step 7, the others at" in told.failures[0]
-    assert told.of("ended")[1]["found"] >= 2
-    assert told.code == 0
-    assert told.summary.incidents[0].notice_seconds > 0.3
-    assert told.nobody_is_left()
+    result = run(tmp_path, [fault("hang")], hang_seconds=0.4)
+    assert "fault: hang" in result.log(1)
+    assert "rank 1 is at step 7, the others at" in result.failures[0]
+    assert result.of("ended")[1]["found"] >= 2
+    assert result.code == 0
+    assert result.summary.incidents[0].notice_seconds > 0.3
+    assert result.nobody_is_left()
 
 
 @pytest.mark.long
-def test_a_failure_is_diagnosed_beside_the_restart_and_the_webhook_is_told(tmp_path):
+def test_a_failure_is_diagnosed_beside_the_restart_and_the_webhook_is_called(tmp_path):
     pytest.importorskip("drain3")
     faults = [fault("raise"), fault("raise", launch=2)]
     with WebhookServer() as server:
         url = f"discord+{server.url}/hook"
-        told = run(tmp_path / "run", faults, look_seconds=60.0, webhook=url)
-    assert (told.code, told.summary.step) == (0, 20)
-    first, second = told.of("advice")
+        result = run(tmp_path / "run", faults, look_seconds=60.0, webhook=url)
+    assert (result.code, result.summary.step) == (0, 20)
+    first, second = result.of("advice")
     assert (first["launch"], second["launch"]) == (1, 2)
     assert (first["restart"]["action"], second["restart"]["action"]) == ("stop", "stop")
     assert "at the same step" in second["restart"]["why"]
@@ -133,15 +133,15 @@ def test_a_failure_is_diagnosed_beside_the_restart_and_the_webhook_is_told(tmp_p
 
 @pytest.mark.long
 def test_one_that_ends_with_0_before_it_has_finished_is_started_again(tmp_path):
-    told = run(tmp_path, [fault("leave"), fault("leave", rank=0)])
-    assert told.failures == ["it ended with exit code 0 before it had finished"]
-    assert (told.code, told.summary.outcome, told.summary.step) == (0, "finished", 20)
+    result = run(tmp_path, [fault("leave"), fault("leave", rank=0)])
+    assert result.failures == ["it ended with exit code 0 before it had finished"]
+    assert (result.code, result.summary.outcome, result.summary.step) == (0, "finished", 20)
 
 
 @pytest.mark.long
 def test_a_training_that_never_reports_its_end_is_not_restarted_for_ever(tmp_path):
-    told = run(tmp_path, [fault("leave", launch=0, rank=r, step=20) for r in (0, 1)])
-    assert (told.code, told.summary.outcome, told.summary.launches) == (0, "finished", 2)
+    result = run(tmp_path, [fault("leave", launch=0, rank=r, step=20) for r in (0, 1)])
+    assert (result.code, result.summary.outcome, result.summary.launches) == (0, "finished", 2)
 
 
 @pytest.mark.parametrize("where", ["look", "exited"])
@@ -152,65 +152,65 @@ def test_an_internal_error_leaves_no_process_behind_and_is_named(tmp_path, monke
         return Look()
 
     monkeypatch.setattr(Attempt, where, falls_over)
-    told = run(tmp_path, [fault("kill")] if where == "exited" else [], stop_seconds=0.2)
-    assert told.code == 1
-    assert told.summary.outcome == "failed"
-    assert told.summary.words.startswith("internal error: TypeError: unhashable type (test_")
-    assert told.nobody_is_left()
+    result = run(tmp_path, [fault("kill")] if where == "exited" else [], stop_seconds=0.2)
+    assert result.code == 1
+    assert result.summary.outcome == "failed"
+    assert result.summary.words.startswith("internal error: TypeError: unhashable type (test_")
+    assert result.nobody_is_left()
 
 
-def test_what_cannot_be_started_is_said(tmp_path):
-    one = supervisor(tmp_path)
-    one.program = Program(arguments=("no-such-program",), prefixes={"": ()})
-    assert one.run() == 1
-    told = Told(tmp_path, 1)
-    assert "no-such-program cannot be started" in told.failures[0]
-    assert told.summary.words.startswith("repeated immediate failure")
+def test_what_cannot_be_started_is_reported(tmp_path):
+    runner = supervisor(tmp_path)
+    runner.program = Program(arguments=("no-such-program",), prefixes={"": ()})
+    assert runner.run() == 1
+    result = SupervisedRun(tmp_path, 1)
+    assert "no-such-program cannot be started" in result.failures[0]
+    assert result.summary.words.startswith("repeated immediate failure")
 
 
 @pytest.mark.long
 def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(folder, tmp_path):
     verdict = GpuVerdict(gpu=2, time=time.time(), level="fatal", action="reboot",
                          reasons=("Xid 79: the GPU has fallen off the bus",))  # fmt: skip
-    one = supervisor(tmp_path, gpus=4, batch=12, more=("--every", "1000"))
+    runner = supervisor(tmp_path, gpus=4, batch=12, more=("--every", "1000"))
 
     def report():  # as another process would
         folder.telemetry.mkdir(exist_ok=True)
         (folder.telemetry / "here.jsonl").write_bytes(verdict_line(verdict))
 
-    one.sources.append(at(folder, 9, report))
-    told = Told(tmp_path, one.run())
-    assert told.code == 0
-    assert told.failures == ["GPU 2 is fatal: Xid 79: the GPU has fallen off the bus"]
-    (asked,) = told.of("asked")
-    assert (asked["fatal"], asked["stop"]) == (True, True)
-    (answered,) = told.of("answered")
-    assert told.of("resumed")[1]["step"] == answered["step"] >= 9
-    assert told.of("dropped")[0]["gpus"] == [["", 2]]
-    first, second = (Layout.from_json(line["layout"]) for line in told.of("launch"))
+    runner.sources.append(at(folder, 9, report))
+    result = SupervisedRun(tmp_path, runner.run())
+    assert result.code == 0
+    assert result.failures == ["GPU 2 is fatal: Xid 79: the GPU has fallen off the bus"]
+    (request,) = result.of("asked")
+    assert (request["fatal"], request["stop"]) == (True, True)
+    (answered,) = result.of("answered")
+    assert result.of("resumed")[1]["step"] == answered["step"] >= 9
+    assert result.of("dropped")[0]["gpus"] == [["", 2]]
+    first, second = (Layout.from_json(line["layout"]) for line in result.of("launch"))
     assert (first.data, second.data) == (4, 3)
     assert first.global_batch == second.global_batch == 12
-    assert told.of("launch")[1]["gpus"] == {"": [0, 1, 3]}
-    assert "of layout 3" in told.log(2)
-    assert told.summary.steps_lost <= 3  # those of ranks that ran ahead: these are not in step
-    (incident,) = told.summary.incidents
+    assert result.of("launch")[1]["gpus"] == {"": [0, 1, 3]}
+    assert "of layout 3" in result.log(2)
+    assert result.summary.steps_lost <= 3  # those of ranks that ran ahead: these are not in step
+    (incident,) = result.summary.incidents
     assert incident.action == f"dropped GPU 2, checkpoint of step {answered['step']}, restarted"
-    assert "Xid 79" in told.folder.summary.read_text()
+    assert "Xid 79" in result.folder.summary.read_text()
     # Another supervisor on the folder does not take the GPU back.
     assert supervisor(tmp_path, gpus=4).run() == 0
 
 
 @pytest.mark.long
 def test_a_request_of_a_user_to_stop_is_obeyed(folder, tmp_path):
-    one = supervisor(tmp_path, more=("--seconds", "0.05"))
-    one.sources.append(at(folder, 3, lambda: folder.ask("user", "enough", stop=True)))
-    told = Told(tmp_path, one.run())
-    assert (told.code, told.summary.outcome) == (4, "stopped")
-    assert [line["stop"] for line in told.of("request")] == [True]
-    assert told.summary.step < 20
-    told = run(tmp_path)
-    assert (told.code, told.summary.step) == (0, 20)
-    assert told.of("resumed")[1]["step"] >= 3
+    runner = supervisor(tmp_path, more=("--seconds", "0.05"))
+    runner.sources.append(at(folder, 3, lambda: folder.ask("user", "enough", stop=True)))
+    result = SupervisedRun(tmp_path, runner.run())
+    assert (result.code, result.summary.outcome) == (4, "stopped")
+    assert [line["stop"] for line in result.of("request")] == [True]
+    assert result.summary.step < 20
+    result = run(tmp_path)
+    assert (result.code, result.summary.step) == (0, 20)
+    assert result.of("resumed")[1]["step"] >= 3
 
 
 def test_two_supervisors_on_one_folder(tmp_path, capsys):
@@ -229,17 +229,17 @@ def supervised(start, tmp_path):
         tmp_path, "--gpus", "0-1", "--poll-seconds", "0.05", "--backoff-seconds", "0.01",
         "--grace-seconds", "0.3", "--", *AGENT, "--seconds", "0.05", "--steps", "60",
     )  # fmt: skip
-    told = Told(tmp_path, process=start(command, stderr=subprocess.PIPE, text=True))
-    told.until(lambda: sum(beat.step >= 6 for beat in told.folder.beats().values()) == 2)
-    return told
+    result = SupervisedRun(tmp_path, process=start(command, stderr=subprocess.PIPE, text=True))
+    result.until(lambda: sum(beat.step >= 6 for beat in result.folder.beats().values()) == 2)
+    return result
 
 
 @pytest.mark.long
 def test_sigterm_saves_and_ends_all(supervised, tmp_path):
     supervised.process.send_signal(signal.SIGTERM)
-    told = supervised.end(143, seconds=20)
-    assert (told.summary.outcome, told.summary.words) == ("stopped", "SIGTERM")
-    (answered,) = told.of("answered")
+    result = supervised.end(143, seconds=20)
+    assert (result.summary.outcome, result.summary.words) == ("stopped", "SIGTERM")
+    (answered,) = result.of("answered")
     assert answered["step"] >= 6
     assert int((tmp_path / "saved").read_text()) == answered["step"]
 
@@ -254,35 +254,35 @@ def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_o
     assert len(orphans) == 3  # the agent and two ranks train on
     with open(tmp_path / "journal.jsonl", "ab") as journal:
         journal.write(b'{"time": 17, "event": "prog')  # as a crash leaves it
-    told = run(tmp_path, more=("--steps", "60"))
+    result = run(tmp_path, more=("--steps", "60"))
     assert not any(map(processes.is_alive, orphans))
-    assert told.code == 0
-    assert [line["found"] for line in told.of("ended")[:2]] == [0, 3]
-    assert [line["launch"] for line in told.of("launch")] == [1, 2]
-    assert told.of("resumed")[-1]["step"] >= 5
-    assert told.nobody_is_left()
+    assert result.code == 0
+    assert [line["found"] for line in result.of("ended")[:2]] == [0, 3]
+    assert [line["launch"] for line in result.of("launch")] == [1, 2]
+    assert result.of("resumed")[-1]["step"] >= 5
+    assert result.nobody_is_left()
 
 
 def test_a_disk_too_full_to_start_is_a_failure_like_any_other(tmp_path, monkeypatch):
     full = Mock(side_effect=[OSError(28, "No space left on device"), None])
     monkeypatch.setattr(RunFolder, "set_layout", full)
-    one = supervisor(tmp_path)
-    one.program = Program(arguments=(sys.executable, "-c", "pass"), prefixes={"": ()})
-    assert one.run() == 0
-    told = Told(tmp_path, 0)
-    assert told.failures == ["disk full: it cannot be started: [Errno 28] No space left on device"]
+    runner = supervisor(tmp_path)
+    runner.program = Program(arguments=(sys.executable, "-c", "pass"), prefixes={"": ()})
+    assert runner.run() == 0
+    done = SupervisedRun(tmp_path, 0)
+    assert done.failures == ["disk full: it cannot be started: [Errno 28] No space left on device"]
     assert full.call_count == 2
 
 
 def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
-    said = []
-    one = supervisor(tmp_path)
-    one._print_line = said.append
+    lines = []
+    runner = supervisor(tmp_path)
+    runner._print_line = lines.append
     no_space = OSError(28, "No space left on device")
     full = Mock(side_effect=chain([None] * 3, repeat(no_space)))
     monkeypatch.setattr("rmetric.guard.supervisor.journal.os.fsync", full)
-    assert one.run() == 0
-    assert any("No space left" in line for line in said)
+    assert runner.run() == 0
+    assert any("No space left" in line for line in lines)
 
 
 #: Both are this machine; the first is where the others meet.
@@ -296,7 +296,7 @@ def of_two_nodes(start, folder, *options):
         "--backoff-seconds", "0.1", "--grace-seconds", "2", *options, "--",
         *TORCHRUN, SMALL, "worker", "--seconds", "0.1", "--steps", "60",
     )  # fmt: skip
-    return Told(folder, process=start(command, stderr=subprocess.PIPE, text=True))
+    return SupervisedRun(folder, process=start(command, stderr=subprocess.PIPE, text=True))
 
 
 def trains(run, launch):

@@ -22,7 +22,7 @@ from rmetric.guard.supervisor.processes import (
     interpreter_of,
     launcher_end,
 )
-from tests.guard.supervisor import ONE, SMALL, TORCHRUN, TWO, Told, supervise_command
+from tests.guard.supervisor import ONE, SMALL, TORCHRUN, TWO, SupervisedRun, supervise_command
 
 pytestmark = pytest.mark.slow
 SCRIPT = """
@@ -80,12 +80,12 @@ def test_a_rank_runs_its_script_as_python_does(folder, monkeypatch, preload):
     code, output = launched(folder, "pass", monkeypatch, preload)
     assert code == 0, output
     seen = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
-    for one in seen:
-        assert one["argv"] == ["train.py", "pass"]
-        assert Path(one["file"]).name == "train.py"
-        assert (one["session"], one["warm"]) == (True, bool(preload))
-        assert (one["gpus"], one["world"], one["threads"]) == ("1,0", "2", 1)
-        assert one["descriptors"] <= 6  # no socket of the launcher
+    for report in seen:
+        assert report["argv"] == ["train.py", "pass"]
+        assert Path(report["file"]).name == "train.py"
+        assert (report["session"], report["warm"]) == (True, bool(preload))
+        assert (report["gpus"], report["world"], report["threads"]) == ("1,0", "2", 1)
+        assert report["descriptors"] <= 6  # no socket of the launcher
     assert not set(seen[0]["drawn"]) & set(seen[1]["drawn"])
     assert sorted(path.name for path in folder.glob("exit-*")) == ["exit-0", "exit-1"]
     assert {f"printed by {rank}" for rank in (0, 1)} <= set(output.splitlines())
@@ -217,7 +217,7 @@ def test_a_restart_uses_the_spare_and_leaves_no_process(start, tmp_path, options
         tmp_path, "--gpus", "0-1", "--poll-seconds", "0.1", "--grace-seconds", "1", *options, "--",
         *TORCHRUN, SMALL, "worker", "--seconds", "0.05", "--steps", "300",
     )  # fmt: skip
-    run = Told(tmp_path, process=start(command))
+    run = SupervisedRun(tmp_path, process=start(command))
     try:
         spare = run.folder.logs / "spare.log"
         run.until(lambda: spare.exists() and "ready" in spare.read_text())
