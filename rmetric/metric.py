@@ -241,9 +241,9 @@ def reason_for(config: RMetricConfig, raw: Components, normalised: Components, s
         elif weight and n:
             stated = f"(n = {n:.3g} as the log states it)"
             parts.append((weight * n, f"{symbol} {weight * n:.2f} {stated}"))
-    told = [text for _, text in sorted(parts, key=lambda part: -part[0])]
-    advice = f": {R_ADVICE[told[0].split()[0]]}" if told else ""
-    return f"R {score:.2f}, limit {config.threshold:g}, parts: {', '.join(told) or 'none'}{advice}"
+    texts = [text for _, text in sorted(parts, key=lambda part: -part[0])]
+    advice = f": {R_ADVICE[texts[0].split()[0]]}" if texts else ""
+    return f"R {score:.2f}, limit {config.threshold:g}, parts: {', '.join(texts) or 'none'}{advice}"
 
 
 PRESETS = {

@@ -130,7 +130,7 @@ def _form_of(url: str, form: str) -> tuple[str, str]:
     if plus and named in FORMS:
         return named, rest
     host = f".{urlsplit(url).hostname}"
-    fits = (name for name, one in FORMS.items() for at in one.hosts if host.endswith(f".{at}"))
+    fits = (name for name, known in FORMS.items() for at in known.hosts if host.endswith(f".{at}"))
     return next(fits, form), url
 
 

@@ -40,7 +40,7 @@ class Groups(Audit):
         if frozen:
             yield from self.find("frozen_in_group", 0, "hint", parameters=frozen)
         for pair in _untied(training.root):
-            names = [name for name, p in named.items() if any(p is one for one in pair)]
+            names = [name for name, p in named.items() if any(p is tied for tied in pair)]
             yield from self.find("tied_weights_apart", 0, parameters=names)
 
     def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:

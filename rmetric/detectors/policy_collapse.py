@@ -203,8 +203,8 @@ class PolicyCollapse:
 
     @property
     def reason(self) -> str:
-        said = "; ".join(f"{found.words}, {found.levels}" for found in self.alarming)
-        return f"{said}: {self.alarming[0].advice}" if said else ""
+        reasons = "; ".join(f"{found.words}, {found.levels}" for found in self.alarming)
+        return f"{reasons}: {self.alarming[0].advice}" if reasons else ""
 
     def update(self, record: Record) -> PolicyCollapse:
         """Take the next record; one without a policy's values changes nothing."""

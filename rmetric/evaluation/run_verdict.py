@@ -84,8 +84,8 @@ def judge_run(
     for record in records:
         memory.update(record)
         wait.update(record)
-    said = filter(None, [verdict.detail, memory.reason, wait.words])
-    verdict = replace(verdict, detail="; ".join(said))
+    details = filter(None, [verdict.detail, memory.reason, wait.words])
+    verdict = replace(verdict, detail="; ".join(details))
     verdict = with_advice(verdict, KEEPS_MEMORY) if memory.reason else verdict
     return with_errors(verdict, findings)
 
@@ -230,7 +230,7 @@ def _with_learning(
     first_steps = loss.steps[found.first : found.first + 3] if found.first else ()
     if lasts and verdict.onset_step not in first_steps:
         return verdict
-    facts = {"said": found.text, "why": found.detail}
+    facts = {"what": found.text, "why": found.detail}
     if found.first:
         return event(loss, "unlearnt", found.first, alarms, **facts)
     return RunVerdict.of("unlearnt", loss=loss.name, **facts)

@@ -149,7 +149,7 @@ class Episodes:
 
     def end(self, step: int) -> list[Episode]:
         """Close and return the episodes whose sources were quiet for `gap` steps by this one."""
-        over = [group for group, one in self.open.items() if step - one.last >= self.gap]
+        over = [group for group, episode in self.open.items() if step - episode.last >= self.gap]
         return [self.open.pop(group) for group in over]
 
     def state_dict(self) -> list[dict[str, Any]]:

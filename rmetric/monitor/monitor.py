@@ -87,7 +87,7 @@ def fail_safe(otherwise: Any = None) -> Callable[[Method], Method]:
                     if self._depth == 0:
                         self.seconds += time.perf_counter() - began
             elif self.usable and method.__name__ in _OF_A_LOOP:
-                self.protocol.tell("closed", call=method.__name__)
+                self.protocol.warn("closed", call=method.__name__)
             return otherwise() if callable(otherwise) else otherwise
 
         return guarded  # type: ignore[return-value]
@@ -575,7 +575,7 @@ class Monitor:
 
     def _judge_before_update(self, pending: Pending) -> tuple[Alert, ...]:
         if pending.sharded and pending.norm is None and self._whole_norm is None:
-            self.protocol.tell("unknown_norm")
+            self.protocol.warn("unknown_norm")
         if pending is not self._pending:  # asked late: the step was judged when it was completed
             return self._judge_rules(pending)
         self.weights_step = pending.record.step - 1

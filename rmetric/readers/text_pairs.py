@@ -149,16 +149,16 @@ def guessed(head: str, mapping: Mapping[str, str]) -> tuple[list[str], Mapping[s
     # ``iter 16 step 1: loss 2.1`` has a line for each micro-batch, of which many make a step.
     finest = max(counters, key=lambda name: len(counters[name]))
     if len(counters[finest]) > 2 * len(next(filter(None, counters.values()), ())):
-        said, mapping = guessed(head, {**mapping, "step": finest})
-        return [f"the step is {finest!r}, which differs on most lines with a loss", *said], mapping
+        notes, mapping = guessed(head, {**mapping, "step": finest})
+        return [f"the step is {finest!r}, which differs on most lines with a loss", *notes], mapping
     if epochs and not steps and "step" not in taken:
         taken["step"] = "epoch"
     words = ", ".join(f"{name!r} as {target}" for target, name in sorted(taken.items()))
     words = words or "the names of its numbers"
-    said = [f"guessed on lines of no known program: {words}; --map TARGET=NAME says otherwise"]
+    notes = [f"guessed on lines of no known program: {words}; --map TARGET=NAME says otherwise"]
     if taken.get("step") == "epoch":
-        said.append("no step is stated: a step is an epoch")
-    return said, mapping
+        notes.append("no step is stated: a step is an epoch")
+    return notes, mapping
 
 
 def _names(mapping: Mapping[str, str] | None = None) -> tuple[Names, frozenset[str]]:

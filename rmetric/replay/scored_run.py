@@ -99,8 +99,8 @@ class ScoredRun:
         """True if the log states an R that differs from the computed one."""
         stated = self.stated.scores if self.stated else []
         return any(
-            one is not None and not is_same_r(ours.score, one)
-            for one, ours in zip(stated, self.scores, strict=False)
+            score is not None and not is_same_r(ours.score, score)
+            for score, ours in zip(stated, self.scores, strict=False)
         )
 
 

@@ -327,7 +327,7 @@ def _strength(value: float, limit: float) -> float:
 
 
 def _second(found: list[_Strength]) -> tuple[float, list[tuple[int, str]]]:
-    (_, by), (strength, other) = sorted(found, key=lambda one: -one[0])[:2]
+    (_, by), (strength, other) = sorted(found, key=lambda pair: -pair[0])[:2]
     return strength, [by, other]
 
 

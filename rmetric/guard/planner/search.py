@@ -499,11 +499,11 @@ def _no_layout(problem: Problem) -> str:
             f"batch: no micro-batch of {', '.join(map(str, problem.micro_batches))} and number of "
             f"copies comes to {problem.batch.samples} samples"
         )
-    asked = {name: sizes for name in SIZES if (sizes := getattr(problem.options, name))}
+    requested = {name: sizes for name in SIZES if (sizes := getattr(problem.options, name))}
     words = ", ".join(
-        f"{SIZES[name]} of {'/'.join(map(str, sizes))}" for name, sizes in asked.items()
+        f"{SIZES[name]} of {'/'.join(map(str, sizes))}" for name, sizes in requested.items()
     )
-    first = Layout(**{name: sizes[0] for name, sizes in asked.items()})
+    first = Layout(**{name: sizes[0] for name, sizes in requested.items()})
     broken = [*_broken_sizes(problem, first), rules.node_rule(problem, first)]
     reasons = "; ".join(filter(None, broken)) or "the sizes exclude each other"
     return f"no layout with {words}: {reasons}"

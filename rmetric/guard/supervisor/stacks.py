@@ -75,9 +75,9 @@ def collect(folder: RunFolder, into: Path) -> list[str]:
         )
 
     with ThreadPoolExecutor(8) as pool:
-        asked = pool.submit(_state_by_ras, launch, here, into)
+        reply = pool.submit(_state_by_ras, launch, here, into)
         looks = list(pool.map(look, beats.values()))
-    stated = asked.result()
+    stated = reply.result()
     lines = [f"[rank{rank}]: step {beat.step}\n" for rank, beat in beats.items()]
     lines += [f"[rank{r}]: State:\tT (stopped)\n" for r in beats if states[r] in STOPPED]
     lines += [f"{line}\n" for line in stated]
@@ -170,7 +170,7 @@ def _gpu_use() -> list[str]:
         return []
     with NvmlEvents() as hardware:
         hardware.ready(NVML_SECONDS)
-        return [f"GPU {one.gpu}: {one.utilisation_percent} % busy" for one in hardware.readings()]
+        return [f"GPU {gpu.gpu}: {gpu.utilisation_percent} % busy" for gpu in hardware.readings()]
 
 
 class Adviser:
@@ -205,14 +205,14 @@ class Adviser:
 
     def _diagnosis(self, launch: int, *arguments: Path | str) -> dict[str, Any]:
         """The line of the journal about a launch, from what is diagnosed with these arguments."""
-        printed, said = self._run([*_RMETRIC, "diagnose", *map(str, arguments), "--json"])
+        printed, errors = self._run([*_RMETRIC, "diagnose", *map(str, arguments), "--json"])
         try:
             found = json.loads(printed)
         except ValueError:
-            why = said.decode("utf-8", "replace").strip().rpartition("\n")[2] or "no answer"
+            why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2] or "no answer"
             return {"event": "trouble", "words": f"launch {launch}: no diagnosis: {why}"}
         # The first suspect is named, else the only rank that logged the cause.
-        causes = [one["who"] for one in found["events"] if one["role"] == "cause"]
+        causes = [event["who"] for event in found["events"] if event["role"] == "cause"]
         name = causes[0][0].removeprefix("rank ") if causes and len(causes[0]) == 1 else ""
         rank = int(name) if name.isdigit() else None
         rank = found["nodes"][0]["rank"] if found["nodes"] else rank

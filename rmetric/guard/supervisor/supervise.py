@@ -308,8 +308,8 @@ class Supervisor:
                 process.kill()
             self._advisers.shutdown(cancel_futures=True)
         while self._advice and (to_the_end or self._advice[0].done()):
-            if not (one := self._advice.pop(0)).cancelled():
-                self._record(**one.result())
+            if not (future := self._advice.pop(0)).cancelled():
+                self._record(**future.result())
 
     def _send(self, event: Callable[..., list[core.Action]], *arguments: Any, **more: Any) -> None:
         """Carry out the actions that answer an event of the core."""
