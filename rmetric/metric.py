@@ -262,7 +262,7 @@ class RMetric:
     norms, the loss) and, where a log lacks that, from the log's own statement
     of the signal. Where a signal has had no value in its own unit, the log's statement
     of its n is taken as it is: one n must not come from two scales. A signal that a
-    record says nothing about keeps its value.
+    record does not hold keeps its value.
 
     Attributes:
         score: R, from 0 to the sum of the weights.
@@ -274,7 +274,7 @@ class RMetric:
         normalised: the same, each from 0 to 1.
         sources: what each signal was taken from at this record; see `Sources`.
         variance_source: what the present σ² was taken from, also where this
-            record said nothing of it; None before the first.
+            record does not hold it; None before the first.
 
     >>> metric = RMetric()
     >>> for step, loss in enumerate([3.0, 2.5, 2.4, 2.9], start=1):

@@ -12,7 +12,7 @@ from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding, Severity
 from rmetric.audits.training import Seen, Training, rate_of
 
-#: Steps after which a group whose rate never was above 0 is told; and a tensor without a gradient
+#: Steps after which a group without a rate above 0 is a finding; and a tensor without a gradient
 #: is the model's no more.
 STEPS, STALE = 20, 3
 

@@ -44,7 +44,7 @@ class Study:
 
     Attributes:
         runs: the runs of each mode that is there, in the order of their file names.
-        stated: for each run of each mode, what its log says of the metric.
+        stated: for each run of each mode, what its log states of the metric.
         missing: modes whose folder is missing or empty.
         skipped: logs that cannot be used, each with the reason.
         digest: sha256 over the names and the bytes of the logs used.

@@ -83,7 +83,7 @@ WORDS: dict[str, tuple[Kind, str, str, str]] = {
     "healthy": ("healthy", "HEALTHY: no failure seen", "{word} {first} -> {last}{more}", "nothing"),
 }  # fmt: skip
 _TOO_SLOW = "the rise is too small or too slow for it"
-#: Errors of audits that are said in words; the others are counted.
+#: Errors of audits that are described; the others are counted.
 _MOST_ERRORS = 2
 #: The advice beside a last evaluation that is not finite.
 EVALUATE = "check the last evaluation before its checkpoint is used"

@@ -94,7 +94,7 @@ class AlertDelivery:
         self._monitor.log_event("ALERT", **alert.as_entry())
 
     def close(self) -> None:
-        """Say how often alarms came again at steps that an action repeated."""
+        """Log how often alarms came again at steps that an action repeated."""
         if self._again:
             counts = ", ".join(f"{number} of {source}" for source, number in self._again.items())
             logger.warning("rmetric: alarms that came again at repeated steps: %s", counts)

@@ -43,8 +43,8 @@ class Alert:
 class Verdict:
     """Verdict on a step between backward and optimizer.step(): true where it may be taken.
 
-    The answer is found when it is first asked for: on an accelerator that reads one number from the
-    device, and a loop that never asks never waits.
+    The answer is found at its first use: on an accelerator that reads one number from the
+    device, and a loop that never uses it never waits.
 
     >>> bool(Verdict(tuple))
     True

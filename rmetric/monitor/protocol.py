@@ -66,12 +66,12 @@ class ArgumentError(TypeError):
 
 
 class Protocol:
-    """The order in which a loop calls its monitor. Each slip is told once, by one warning.
+    """The order in which a loop calls its monitor. Each slip is warned about once.
 
     Everything is found on the host, in what the monitor has read anyway. `quiet`: another rank
-    tells. Its weakness: a loop is known by its first checks; of what begins later, only an
-    optimiser that makes no step any more, and clipping, are told. So is a gradient that hardly
-    changes, for a clipped one.
+    warns. Its weakness: a loop is known by its first checks; of what begins later, only an
+    optimiser that makes no step any more, and clipping, are found. A gradient that hardly
+    changes is taken for a clipped one.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Protocol:
         self, log: Path | None, actions: Sequence[Action], others: Iterable[Protocol],
         alert_on: Iterable[str],
     ) -> None:  # fmt: skip
-        """Look for a log or an action that another open monitor has, and one that hears nothing."""
+        """Look for a log or an action that another open monitor has, and one that gets no alert."""
         self._log, self._actions = log and log.resolve(), actions
         for action in actions:
             if unheard := sorted((action.on or frozenset()) - {*alert_on, RESCUE}):
@@ -111,7 +111,7 @@ class Protocol:
                 logger.warning("rmetric: %s", SLIPS[slip].format(**found))
 
     def number(self, name: str, value: Any) -> Tensor | float | None:
-        """A number; a wrong one raises until a step has been checked, then it is told, and None."""
+        """A number; a wrong one raises until a step has been checked, then it is a slip, and None."""
         try:
             return number(name, value)
         except ArgumentError as error:

@@ -24,7 +24,7 @@ _SOURCES = {
 class Score(NamedTuple):
     """The metric after one record; see `RMetric`.
 
-    The score is nan at every record of a run that says nothing of what R is made of.
+    The score is nan at every record of a run that logs nothing of what R is made of.
     """
 
     step: int

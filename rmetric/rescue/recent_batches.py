@@ -39,7 +39,7 @@ class KeptBatch:
 class RecentBatches:
     """Source of batches that can be set back: the last ones are kept, at most `limit` bytes.
 
-    `problem` says why older batches are not kept; `position` counts the batches before the next
+    `problem`: why older batches are not kept; `position` counts the batches before the next
     one, in the order of the data, of which the intervals in `skipped` are not used again.
     """
 

@@ -1,9 +1,9 @@
-"""What the ranks of a launch do while it hangs, and what the diagnosis says of it.
+"""What the ranks of a launch do while it hangs, and the diagnosis of it.
 
 A look is a folder of the run folder, ``stacks/N``, that `rmetric diagnose` reads: of each rank of
 this node the stack of its main thread in the form of py-spy (`rank_3.txt`), its flight recorder
 (`nccl_trace_rank_3`), and in `processes-NODE.log` its last step, whether it is stopped, and what
-NCCL's RAS service says of it, whose reply is `nccl_ras-NODE.txt`. Nothing is stopped or ended.
+NCCL's RAS service reports of it, whose reply is `nccl_ras-NODE.txt`. Nothing is stopped or ended.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _state_by_ras(launch: Sequence[Heartbeat], here: str, into: Path) -> list[st
 
 
 def _recorder(beat: Heartbeat, into: Path) -> str:
-    """Copy the dump of a rank's flight recorder, asked for where torch listens; words about it."""
+    """Copy the dump of a rank's flight recorder, requested where torch listens; words about it."""
     process, name = Path(f"/proc/{beat.pid}"), f"nccl_trace_rank_{beat.rank}"
     with suppress(OSError):
         environ = _environ(beat)
@@ -176,7 +176,7 @@ def _gpu_use() -> list[str]:
 class Adviser:
     """Asks for diagnoses, each of at most `seconds`, by commands in processes of their own.
 
-    The answers are lines of the journal: `advice`, or `trouble` that says why there is none.
+    The answers are lines of the journal: `advice`, or `trouble` with why there is none.
     """
 
     def __init__(self, folder: RunFolder, program: Program, seconds: float) -> None:
@@ -224,7 +224,7 @@ class Adviser:
         return {"event": "advice", "launch": launch, "words": words, "rank": rank, **kept}
 
     def _run(self, command: Sequence[str]) -> tuple[bytes, bytes]:
-        """What a command prints and says; of one that cannot do so in time, why."""
+        """Standard output and errors of a command; of one that takes too long, why."""
         nothing, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
             process = subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe)

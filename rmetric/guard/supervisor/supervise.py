@@ -38,7 +38,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVING = signal.SIGUSR1
 #: Seconds from TERM to KILL where the ranks wait for one that is lost, and nothing is saved.
 QUICK_GRACE = 0.5
-#: Events that a webhook is told of.
+#: Events that are sent to a webhook.
 POSTED = ("failure", "advice", "dropped", "not saved", "over")
 #: Exit code after an internal error.
 CODE_INTERNAL_ERROR = 1

@@ -1,4 +1,4 @@
-"""Actions that tell other programs of a training: a chat or a pager, and Prometheus."""
+"""Actions that report a training to other programs: a chat or a pager, and Prometheus."""
 
 from __future__ import annotations
 
