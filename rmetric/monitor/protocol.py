@@ -111,7 +111,7 @@ class Protocol:
                 logger.warning("rmetric: %s", SLIPS[slip].format(**found))
 
     def number(self, name: str, value: Any) -> Tensor | float | None:
-        """A number; a wrong one raises until a step has been checked, then it is a slip, and None."""
+        """A number; a wrong one raises before the first check, later it is a slip, and None."""
         try:
             return number(name, value)
         except ArgumentError as error:
