@@ -183,7 +183,7 @@ def record_from_json(entry: dict[str, Any], *, ours: bool = False) -> Record:
     Args:
         entry: the object on the line.
         ours: whether the log is one of ours, which repeats the last n of each signal on every
-            line. There n counts as a statement only where its source says so.
+            line. There n counts as a statement only where its source marks it.
     """
     if entry.get("step") is None:
         raise ValueError("'step' is missing")
@@ -216,7 +216,7 @@ def metric_to_json(metric: RMetric) -> dict[str, Any]:
     """The state of the metric after its last record, under the names of the log.
 
     A signal that this record does not hold is left out with its source, or a replay would take it
-    for one more value; so is one that is not yet defined: nan would say that it was observed.
+    for one more value; so is one that is not yet defined: nan would mean that it was observed.
     """
     entry: dict[str, Any] = {}
     for key, value, source in zip(SIGNAL_KEYS.values(), metric.raw, metric.sources, strict=True):
@@ -240,7 +240,7 @@ def stated_alarm(entry: dict[str, Any]) -> bool | None:
     """Alarm of R that a METRICS line states; None if it states none.
 
     Our logs hold true or false. The authors' hold the step at which R first was in alarm, on
-    that line and on all after it: of the line of that step it says that R was in alarm, of the
+    that line and on all after it: of the line of that step it states that R was in alarm, of the
     others nothing. 0 is no step. Raises ValueError for anything else.
     """
     alerts = field(entry, "alerts", mapping) or {}

@@ -214,7 +214,7 @@ class LogReader:
             self._more_events += step is not None
 
     def finish(self) -> Run:
-        """The run, of which all that its log says is known now."""
+        """The run, of which all that its log states is known now."""
         if self._more_events:
             more = f"{self._more_events} more alerts and decisions in the log were left out"
             self.run.notes.append(more)

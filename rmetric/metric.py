@@ -241,9 +241,9 @@ def reason_for(config: RMetricConfig, raw: Components, normalised: Components, s
         elif weight and n:
             stated = f"(n = {n:.3g} as the log states it)"
             parts.append((weight * n, f"{symbol} {weight * n:.2f} {stated}"))
-    told = [text for _, text in sorted(parts, key=lambda part: -part[0])]
-    advice = f": {R_ADVICE[told[0].split()[0]]}" if told else ""
-    return f"R {score:.2f}, limit {config.threshold:g}, parts: {', '.join(told) or 'none'}{advice}"
+    texts = [text for _, text in sorted(parts, key=lambda part: -part[0])]
+    advice = f": {R_ADVICE[texts[0].split()[0]]}" if texts else ""
+    return f"R {score:.2f}, limit {config.threshold:g}, parts: {', '.join(texts) or 'none'}{advice}"
 
 
 PRESETS = {
@@ -262,7 +262,7 @@ class RMetric:
     norms, the loss) and, where a log lacks that, from the log's own statement
     of the signal. Where a signal has had no value in its own unit, the log's statement
     of its n is taken as it is: one n must not come from two scales. A signal that a
-    record says nothing about keeps its value.
+    record does not hold keeps its value.
 
     Attributes:
         score: R, from 0 to the sum of the weights.
@@ -274,7 +274,7 @@ class RMetric:
         normalised: the same, each from 0 to 1.
         sources: what each signal was taken from at this record; see `Sources`.
         variance_source: what the present σ² was taken from, also where this
-            record said nothing of it; None before the first.
+            record does not hold it; None before the first.
 
     >>> metric = RMetric()
     >>> for step, loss in enumerate([3.0, 2.5, 2.4, 2.9], start=1):

@@ -134,6 +134,6 @@ def _bounded(run: Run, config: RMetricConfig) -> RMetricConfig:
 
 
 def _note(run: Run, note: str) -> None:
-    # A reader that compares scores asks for the settings too, before the replay does.
+    # A reader that compares scores reads the settings too, before the replay does.
     if note not in run.notes:
         run.notes.append(note)

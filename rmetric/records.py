@@ -66,7 +66,7 @@ class HardwareEvent:
 
     @property
     def is_hardware(self) -> bool:
-        """False for a fault of the application, which is kept but says nothing of the hardware."""
+        """False for a fault of the application, which is kept but does not count."""
         return not self.kind.startswith("application_")
 
 
@@ -277,7 +277,7 @@ def records_to_frame(records: Sequence[Record]) -> DataFrame:
     """Records as a pandas DataFrame: one row each, and a column for each field that was logged.
 
     Numbers are float64 (`step` is int64) and `skipped` is a nullable boolean. A value that was
-    not logged is missing: in a column of numbers it cannot be told from a logged nan. Tuples and
+    not logged is missing: in a column of numbers it looks like a logged nan. Tuples and
     dictionaries, such as `worker_gradient_norms`, are kept as they are. A field that no record
     has makes no column, except `step`.
     """

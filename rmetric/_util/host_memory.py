@@ -32,7 +32,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 
 def resident_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process has in memory; None where the system does not tell."""
+    """Bytes that this process has in memory; None where the system does not report it."""
     for line in _lines(root / "proc/self/statm"):
         return int(line.split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return None

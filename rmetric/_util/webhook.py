@@ -56,7 +56,7 @@ class WebhookSender:
         timeout: seconds, above 0, for one of the `tries`, at least 1; their pauses double.
         pause: seconds before the second try.
         waiting: messages that may wait to be sent.
-        form: where neither the URL nor its host tells one; of `FORMS`.
+        form: where neither the URL nor its host has one; of `FORMS`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WebhookSender:
 
 
 def checked_url(url: str, name: str) -> str:
-    """`url`, if it can be posted to. Raises ValueError that says `name` and not the URL."""
+    """`url`, if it can be posted to. Raises ValueError with `name` and not the URL."""
     try:
         form, bare = _form_of(url, "plain")
         parts = urlsplit(bare)
@@ -130,7 +130,7 @@ def _form_of(url: str, form: str) -> tuple[str, str]:
     if plus and named in FORMS:
         return named, rest
     host = f".{urlsplit(url).hostname}"
-    fits = (name for name, one in FORMS.items() for at in one.hosts if host.endswith(f".{at}"))
+    fits = (name for name, known in FORMS.items() for at in known.hosts if host.endswith(f".{at}"))
     return next(fits, form), url
 
 
@@ -165,7 +165,7 @@ def post(url: str, message: Message, timeout: float, form: str = "plain") -> str
             return ""
     except urllib.error.HTTPError as error:
         return f"answered {error.code}"
-    except Exception as error:  # of which only what cannot hold the address is told
+    except Exception as error:  # only what cannot hold the address is reported
         reason = getattr(error, "reason", None)
         kind = type(reason if isinstance(reason, Exception) else error).__name__
         return f"could not be reached ({kind})"

@@ -182,7 +182,7 @@ class Batches(Audit):
         if not isinstance(tokens, Tensor) or not isinstance(table, nn.Embedding):
             return
         if tokens.device.type == "cpu" and tokens.numel() and not tokens.is_floating_point():
-            low, high = (int(one) for one in tokens.aminmax())
+            low, high = (int(bound) for bound in tokens.aminmax())
             if low < 0 or high >= table.num_embeddings:
                 wrong, rows = low if low < 0 else high, f"{table.num_embeddings:,}"
                 step = training.step + 1
@@ -201,7 +201,7 @@ def tensors_in(parts: Any, most: int | None = _TENSORS, depth: int = _DEPTH) -> 
 
 def _stacked(scalars: list[Tensor]) -> Tensor:
     """On the device of the first."""
-    return torch.stack([one.to(scalars[0].device) for one in scalars])
+    return torch.stack([scalar.to(scalars[0].device) for scalar in scalars])
 
 
 @torch.no_grad()

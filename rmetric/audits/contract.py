@@ -20,7 +20,7 @@ class Audit:
     name: ClassVar[str]
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, Severity], set[str]] = {}  # parameters, and the kind itself
+        self._raised: dict[tuple[str, Severity], set[str]] = {}  # parameters, and the kind itself
 
     def install(self, training: Training) -> Iterator[Callable[[], Any]]:
         """Install hooks; yields the functions that remove them."""
@@ -66,10 +66,10 @@ class Audit:
         None if it was given before; of parameters, if it was for all of them. A hint that turns out
         to be an error is given again.
         """
-        told = self._told.setdefault((kind, severity), set())
-        known = told if severity == "error" else told | self._told.get((kind, "error"), set())
+        raised = self._raised.setdefault((kind, severity), set())
+        known = raised if severity == "error" else raised | self._raised.get((kind, "error"), set())
         if not known.issuperset((kind, *parameters)):
-            told.update((kind, *parameters))
+            raised.update((kind, *parameters))
             facts |= {"parameters": named(parameters), "ranks": numbered(ranks)}
             facts |= ONE if len(parameters) == 1 else SEVERAL
             yield Finding(

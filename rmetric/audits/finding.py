@@ -61,7 +61,7 @@ KINDS = {
     "work: call model.eval() before the evaluation",
     "gradients_kept": "no backward pass of the last {times} steps began with gradients of 0, "
     "so each step takes those of all steps before: call optimizer.zero_grad()",
-    "no_autocast": "the forward pass runs in float32 without autocast, though {asked}: wrap "
+    "no_autocast": "the forward pass runs in float32 without autocast, though {why}: wrap "
     "it in torch.autocast",
     "no_graph": "no parameter of the optimizer has a gradient in {times} steps: the loss does "
     "not depend on the model (detached, .item(), no_grad)",

@@ -34,8 +34,8 @@ def fingerprint(tensor: Tensor) -> Tensor:
     Its weakness: changes that cancel are missed, with a probability of about
     1 / sqrt(number of changed elements) for random changes of the last bit.
 
-    >>> one = torch.tensor([1.0, 2.0])
-    >>> [bool(fingerprint(one) == fingerprint(other)) for other in (one.clone(), -one)]
+    >>> tensor = torch.tensor([1.0, 2.0])
+    >>> [bool(fingerprint(tensor) == fingerprint(other)) for other in (tensor.clone(), -tensor)]
     [True, False]
     """
     tensor = plain(tensor.detach())
@@ -95,9 +95,9 @@ def peaks(tensors: Sequence[Tensor | None]) -> Tensor:
 def _of_each(
     tensors: Sequence[Tensor | None], measure: Callable[[Tensor], Tensor | None], none: Tensor
 ) -> Tensor:
-    found = [None if one is None else measure(one) for one in tensors]
-    none = none.to(next((one.device for one in found if one is not None), none.device))
-    rows = [none if one is None else one.to(none) for one in found]
+    found = [None if tensor is None else measure(tensor) for tensor in tensors]
+    none = none.to(next((row.device for row in found if row is not None), none.device))
+    rows = [none if row is None else row.to(none) for row in found]
     return torch.stack(rows) if rows else none.new_zeros(0)
 
 

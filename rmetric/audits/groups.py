@@ -12,7 +12,7 @@ from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding, Severity
 from rmetric.audits.training import Seen, Training, rate_of
 
-#: Steps after which a group whose rate never was above 0 is told; and a tensor without a gradient
+#: Steps after which a group without a rate above 0 is a finding; and a tensor without a gradient
 #: is the model's no more.
 STEPS, STALE = 20, 3
 
@@ -40,7 +40,7 @@ class Groups(Audit):
         if frozen:
             yield from self.find("frozen_in_group", 0, "hint", parameters=frozen)
         for pair in _untied(training.root):
-            names = [name for name, p in named.items() if any(p is one for one in pair)]
+            names = [name for name, p in named.items() if any(p is tied for tied in pair)]
             yield from self.find("tied_weights_apart", 0, parameters=names)
 
     def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:

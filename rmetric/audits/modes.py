@@ -109,8 +109,8 @@ class Modes(Audit):
         self._listens = training.step <= FROM_THE_START
         if not kept:
             return {}
-        where = next((one.device for one in kept if isinstance(one, Tensor)), torch.device("cpu"))
-        return {"kept": torch.stack([torch.as_tensor(one, device=where) for one in kept]).all()}
+        where = next((t.device for t in kept if isinstance(t, Tensor)), torch.device("cpu"))
+        return {"kept": torch.stack([torch.as_tensor(t, device=where) for t in kept]).all()}
 
     def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:
         yield from self._mode(seen)
@@ -119,11 +119,11 @@ class Modes(Audit):
             yield from self.find("gradients_kept", seen.step, times=IN_A_ROW)
         scaling = training.scaler is not None and training.scaler.is_enabled()
         single = training.parameters[0].dtype == torch.float32
-        asked = training.autocast or scaling or any(around for around, _ in self._seen_casts)
+        wanted = training.autocast or scaling or any(around for around, _ in self._seen_casts)
         single &= bool(self._seen_casts) and not any(cast for _, cast in self._seen_casts)
-        if self._is_usual("cast", asked and single):
-            who = "a GradScaler is used" if scaling else "it was asked for"
-            yield from self.find("no_autocast", seen.step, asked=who)
+        if self._is_usual("cast", wanted and single):
+            why = "a GradScaler is used" if scaling else "it was asked for"
+            yield from self.find("no_autocast", seen.step, why=why)
         trains = (seen.rates >= 0).any() and (seen.trainable & (seen.rates >= 0)).any()
         if self._is_usual("graph", seen.full and trains and not (seen.peaks >= 0).any()):
             yield from self.find("no_graph", seen.step, times=IN_A_ROW)

@@ -108,7 +108,7 @@ class Replicas(Audit):
         names = [training.names[n] for place in places for n in self._parts[place]]
         severity: Severity = "error" if coupled else "hint"
         name = f"{kind}_apart"
-        if not self._told.keys() & {(name, severity), (name, "error")}:  # all follow from the first
+        if not self._raised.keys() & {(name, severity), (name, "error")}:  # all follow from one
             yield from self.find(name, training.step, severity, parameters=names, ranks=odd)
 
     def _batches(self, rows: np.ndarray, ranks: list[int]) -> Iterable[Finding]:

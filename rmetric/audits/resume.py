@@ -91,7 +91,7 @@ class Resume(Audit):
 
     def restart(self) -> None:
         self._listens, self._before = True, {}
-        self._told.clear()  # each resume by itself
+        self._raised.clear()  # each resume by itself
 
     def _before_forward(self, model: nn.Module, *_: Any) -> None:
         if self._listens:
@@ -143,7 +143,7 @@ def _data(
     shuffled = chains[1][0] > 0 and chains[0][1][: len(chains[1][1])] != chains[1][1]
     chains += [[number - len(last), last + due], *map(list, logged.items())]
     pairs = {pair for _, chain in chains for pair in pairwise(chain)}
-    drawn = len(pairs) > len({one for one, _ in pairs})  # with replacement, or one by one
+    drawn = len(pairs) > len({first for first, _ in pairs})  # with replacement, or one by one
     places = (begin + c.index(batch) for begin, c in chains if batch in c)
     place = min(places, key=lambda place: abs(place - number), default=None)
     if (*last, batch) in pairs:
@@ -224,7 +224,7 @@ def _averages(ema: Any) -> list[Tensor]:
     if isinstance(ema, nn.Module):
         return list(ema.parameters())
     state = ema.state_dict() if hasattr(ema, "state_dict") else ema
-    found = [one for one in tensors_in(state, most=None) if one.is_floating_point()]
+    found = [tensor for tensor in tensors_in(state, most=None) if tensor.is_floating_point()]
     if ema is not None and not found:
         kind = f"{type(ema).__name__} without tensors of floats"
         raise TypeError(f"monitor.ema is {kind}: a module, or tensors in a dict are accepted")

@@ -23,7 +23,7 @@ ABOVE_PEAK, FALL = 3.0, 0.1
 class Schedule(Audit):
     """Steps of the schedulers against those of the optimiser, and each rate against its past.
 
-    Its weakness: a scheduler that is stepped once an epoch is not told from one that is forgotten.
+    Its weakness: a scheduler that is stepped once an epoch looks like one that is forgotten.
     """
 
     name = "schedule"

@@ -10,7 +10,7 @@ from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding, Severity
 from rmetric.audits.training import Seen, Training
 
-#: Steps without a gradient until that is told.
+#: Steps without a gradient until that is reported.
 WITHOUT = 20
 #: Measured steps in a row with an exactly zero gradient, or without a change from the first on;
 #: those without one of a parameter that had changed, and with one of a frozen parameter.
@@ -50,7 +50,7 @@ class Updates(Audit):
             return
         if len(self._without) != len(seen.weights):
             self._count(len(seen.weights))
-        if (seen.peaks > 0).any():  # a step in which nothing trains says nothing of a part
+        if (seen.peaks > 0).any():  # where nothing trains, no part is judged
             steps = 1 if seen.step <= WITHOUT else WITHOUT // 2  # of a pair of measured steps
             none = seen.trainable & (seen.peaks < 0)
             self._without = np.where(none, self._without + steps, 0)

@@ -189,5 +189,5 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
             jobs=options.jobs,
             on_progress=bar.update,
         )
-    said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
-    return replace(diagnosis, notes=(*diagnosis.notes, *said))
+    notes = dict.fromkeys(str(entry.message) for entry in warned if entry.category is UserWarning)
+    return replace(diagnosis, notes=(*diagnosis.notes, *notes))

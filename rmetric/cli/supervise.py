@@ -226,30 +226,30 @@ def _pool(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
         if options.gpus is not None:
             raise ValueError("--gpus and --nodes: one of the two")
         return dict(options.nodes)
-    return {"": options.gpus if options.gpus is not None else _visible()[: _asked(options)]}
+    return {"": options.gpus if options.gpus is not None else _visible()[: _num_requested(options)]}
 
 
 def _visible() -> tuple[int, ...]:
     """The GPUs that this process may use, by CUDA_VISIBLE_DEVICES; without it, as many as asked."""
-    said = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if not said:
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not listed:
         return tuple(range(MOST_GPUS))
     try:
-        return tuple(map(int, said.split(",")))
+        return tuple(map(int, listed.split(",")))
     except ValueError:
         raise ValueError(
-            f"CUDA_VISIBLE_DEVICES is {said!r}: say the numbers of these GPUs with --gpus"
+            f"CUDA_VISIBLE_DEVICES is {listed!r}: say the numbers of these GPUs with --gpus"
         ) from None
 
 
-def _asked(options: argparse.Namespace) -> int:
+def _num_requested(options: argparse.Namespace) -> int:
     """Number of processes in the command, or of GPUs of the layout."""
-    said = option_of(options.command, "nproc-per-node")
-    if said is None:
+    number = option_of(options.command, "nproc-per-node")
+    if number is None:
         return Layout(**options.layout).num_gpus
-    if not said.isdigit() or int(said) < 1:
-        raise ValueError(f"--nproc-per-node is {said!r}: say which GPUs there are with --gpus")
-    return int(said)
+    if not number.isdigit() or int(number) < 1:
+        raise ValueError(f"--nproc-per-node is {number!r}: say which GPUs there are with --gpus")
+    return int(number)
 
 
 def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]], unit: str) -> Any:

@@ -144,12 +144,12 @@ class _Telemetry:
             signal.signal(signal.SIGTERM, lambda *_: ended.set())
         while True:
             for verdict in self.source.poll():
-                self._tell(verdict)
+                self._report(verdict)
             problem = self.source.problem
             if problem != self.problem and problem is not None:
                 print(f"problem: {printable(problem)}", file=sys.stderr, flush=True)
             self.problem = problem
-            self._tell_reach()
+            self._report_reach()
             if self.options.textfile and self.changed:
                 metrics = PrometheusCollector(self.source)
                 self._write(partial(write_textfile, self.options.textfile, metrics))
@@ -165,7 +165,7 @@ class _Telemetry:
         if self.jsonl is not None:
             self._write(partial(self.jsonl.write_event, node, event))
 
-    def _tell(self, verdict: GpuVerdict) -> None:
+    def _report(self, verdict: GpuVerdict) -> None:
         self.changed = True
         self.begun.setdefault(verdict.key, verdict.time)
         print(printable(verdict_text(verdict)), flush=True)
@@ -198,7 +198,7 @@ class _Telemetry:
         number = folder.ask(source, reason, fatal=verdict.level == "fatal")
         print(f"request {number} for a checkpoint is left in {folder.path}", flush=True)
 
-    def _tell_reach(self) -> None:
+    def _report_reach(self) -> None:
         """Once a GPU: whether its score can get to the threshold, when its window has begun."""
         for key, verdict in self.source.verdicts().items():
             least = self.config.least_readings * self.config.interval * 1.5

@@ -128,8 +128,8 @@ class _Following:
     def caught_up(self, log: OpenLog) -> None:
         """Print the state of the log; runs that are still in alarm count from now on."""
         was_past, self.past = self.past, False
-        said = [log.format, *log.guessed, f"{counted(self.watch.num_records, 'record')} so far"]
-        _say(f"{self.path}: {'; '.join(said)}; watched by {self.options.detector}")
+        state = [log.format, *log.guessed, f"{counted(self.watch.num_records, 'record')} so far"]
+        _say(f"{self.path}: {'; '.join(state)}; watched by {self.options.detector}")
         if was_past:
             for event in list(self.watch.in_alarm.values()):
                 _say(f"{self.path}: {event.id} is in alarm since step {event.began}")

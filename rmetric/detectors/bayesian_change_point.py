@@ -41,7 +41,7 @@ class BayesianChangePoint(LossDetector):
     judged. A loss that is nan or ±inf scores inf and is not remembered; one of 0
     or less is left out.
 
-    Its weakness: it says that something changed, and a change of data or of the
+    Its weakness: it shows that something changed, and a change of data or of the
     learning rate is a change too.
 
     Args:

@@ -28,12 +28,12 @@ def leave_out_or_roll_back(since: int) -> str:
 
 
 class Detector(Protocol):
-    """A stream that takes one record at a time and says whether it is alarmed.
+    """A stream that takes one record at a time and states whether it is alarmed.
 
     `update` is called once for each record, in the order of the steps, with
     whatever the record logged: values may be absent (None), nan or infinite. It
     raises nothing for any of them and returns the detector itself. A record
-    that says nothing of what the detector watches leaves it as it was.
+    without any of what the detector watches leaves it as it was.
 
     Attributes:
         score: higher is worse; nan while there is nothing to judge by.

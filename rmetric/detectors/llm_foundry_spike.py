@@ -23,7 +23,7 @@ class LlmFoundrySpike:
     It is the callback as of 2024 with all its defaults; there the cap only
     speaks where k does not, which here makes no difference. Later versions take
     a twentieth of the planned steps for the window, at least 100, and a lower
-    cap from the first window: a log does not tell the plan, so 100 and 10 stay.
+    cap from the first window: a log does not hold the plan, so 100 and 10 stay.
     It follows the validation loss where a run logs no training loss.
 
     Its weaknesses: a loss that is nan counts for nothing and, as in the

@@ -94,7 +94,7 @@ class WithLogEnd:
         return self
 
     def finish(self, unread: str = "") -> None:
-        """No record follows; `unread` says what could not be read of the end, in words."""
+        """No record follows; `unread`: what could not be read of the end, in words."""
         if self._losses.explodes:
             self._at_end = (
                 f"the last loss is {self._losses.last[-1]:.4g}, and no later record confirms it: "
@@ -113,7 +113,7 @@ class WithLogEnd:
 
     @property
     def _alarmed(self) -> bool:
-        """The detector's alarm; beside a reward the loss says nothing, unless it is not finite."""
+        """The detector's alarm; beside a reward the loss counts only where it is not finite."""
         of_loss = self._policy.has_reward and isfinite(self._detector.score)
         return bool(self._detector.alarm) and not of_loss
 

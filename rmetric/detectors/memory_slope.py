@@ -9,7 +9,7 @@ from statistics import fmean
 from rmetric.detectors.rolling_baseline import Stretches
 from rmetric.records import Record
 
-#: What an alarm says beside the reason.
+#: Text of an alarm beside the reason.
 ADVICE = "look for what keeps tensors or batches (a list of losses, a cache), save before that"
 _WATCHED = {
     "device": "device memory",

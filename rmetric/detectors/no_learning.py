@@ -25,13 +25,13 @@ LEVEL_SHARE, NOISE_SHARE = 0.0005, 0.002
 #: Loss per token of a language model that knows no context: below ln of the smallest vocabulary
 #: of bytes one may have converged, above ln of the largest vocabulary it is no such loss.
 UNTRAINED = (float(np.log(256)), float(np.log(300_000)))
-#: Records from which each of the two levels is told.
+#: Records from which each of the two levels is computed.
 FEWEST_AT_CHANCE, FEWEST_UNTRAINED = 20, 100
 #: A log that begins later, as a share of its length, may go on from a trained model; a rate that
 #: still rises after the second share is in its warm-up.
 LATE_START, WARM_UP = 0.1, 0.75
 #: Preferences are told apart by chance alone within so many standard errors of one half, from the
-#: error on that is small enough to tell.
+#: error on that is small enough to judge.
 CHANCE_ERRORS, LARGEST_ERROR = 2.0, 0.02
 #: Losses that are held; of more every second one is, every fourth and so on.
 MOST = 1 << 15
@@ -48,7 +48,7 @@ class NotLearnt(NamedTuple):
 
 
 class NoLearning:
-    """Follows the losses of a run, and tells at its end whether they show no learning."""
+    """Follows the losses of a run, and states at its end whether they show no learning."""
 
     def __init__(self) -> None:
         self._losses: list[tuple[int, float, float]] = []

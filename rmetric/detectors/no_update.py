@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmetric.records import Record
 
-#: What an alarm says beside the reason.
+#: Text of an alarm beside the reason.
 ADVICE = "nothing is learnt; look at the loss, the frozen weights and the schedule"
 #: Records in a row, and how many times the longest row before that ended.
 _RECORDS, _TIMES = 5, 3
@@ -33,7 +33,7 @@ class NoUpdate:
         self._rows = {name: _Row() for name in _WATCHED}
 
     def update(self, record: Record) -> None:
-        """Take the next record; one of a step that was left out says nothing."""
+        """Take the next record; one of a step that was left out changes nothing."""
         if record.skipped:
             return
         self.reason, self.since = "", 0

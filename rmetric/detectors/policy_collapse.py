@@ -1,7 +1,7 @@
 """How reinforcement learning of a language model fails: what its loss does not show.
 
 PPO, GRPO and their kin log a reward, the KL divergence to the reference, the policy's entropy and
-the length of its answers beside a loss that says little. Each rule compares levels of stretches of
+the length of its answers beside a loss that shows little. Each rule compares levels of stretches of
 the run (`Stretches`), so it needs no scale of the reward and no length of the run.
 """
 
@@ -194,7 +194,7 @@ class PolicyCollapse:
 
     @property
     def alarming(self) -> list[Finding]:
-        """Without that nothing is learnt, which only the end of a run says."""
+        """Without that nothing is learnt, which only the end of a run shows."""
         return [found for found in self.findings if found.kind != "learns_nothing"]
 
     @property
@@ -203,8 +203,8 @@ class PolicyCollapse:
 
     @property
     def reason(self) -> str:
-        said = "; ".join(f"{found.words}, {found.levels}" for found in self.alarming)
-        return f"{said}: {self.alarming[0].advice}" if said else ""
+        reasons = "; ".join(f"{found.words}, {found.levels}" for found in self.alarming)
+        return f"{reasons}: {self.alarming[0].advice}" if reasons else ""
 
     def update(self, record: Record) -> PolicyCollapse:
         """Take the next record; one without a policy's values changes nothing."""

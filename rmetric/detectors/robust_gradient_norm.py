@@ -16,8 +16,8 @@ class RobustGradientNorm(NumberDetector):
         score = (x(t) - median) / (1.4826 MAD),    x = log |g|,    alarm above `threshold`
 
     Median and median absolute deviation are those of the `window` values before
-    t: half of them may be spikes. Where `GradientNorm` asks for one factor, this
-    asks how noisy the run's own norm is. nan until `least` norms are past. A norm
+    t: half of them may be spikes. Where `GradientNorm` needs one factor, this
+    measures how noisy the run's own norm is. nan until `least` norms are past. A norm
     that is nan or ±inf scores inf and is not remembered; one of 0 or less has no
     logarithm and is left out.
 

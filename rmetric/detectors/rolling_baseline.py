@@ -25,7 +25,7 @@ class RollingBaseline:
 
     Args:
         window: values remembered, at least `least`.
-        least: values needed before anything is said, at least 2.
+        least: values needed before anything is scored, at least 2.
 
     >>> past = RollingBaseline(window=3, least=2)
     >>> [past.before(x) for x in (9.0, 1.0, 3.0, 5.0, 0.0)][-1]

@@ -20,7 +20,7 @@ class WorkerDispersion(NumberDetector):
     σ² is the paper's variance over the workers. Divided by their mean it has no
     unit and does not grow with the gradient; against the median and the median
     absolute deviation of its own `window` values before t it is unusual or not,
-    where a min-max only says that it is the largest so far. Not a robust spread
+    where a min-max only shows that it is the largest so far. Not a robust spread
     over the workers themselves: with four of them that would hide the one that
     is sick. A norm that is nan or ±inf scores inf and is not remembered; fewer
     than two workers, or norms whose mean is not above 0, are left out.

@@ -306,7 +306,7 @@ def _is_level(course: Course, rise: Rise) -> bool:
 
 
 def _unconfirmed(course: Course, alarms: Sequence[int]) -> RunVerdict | None:
-    """The verdict on a last record that stands out, as none follows to tell; None if not."""
+    """The verdict on a last record that stands out, as none follows to judge it by; None if not."""
     loss, at = course.loss, len(course.loss.values) - 1
     last, before = float(loss.values[at]), loss.before(at)
     if before is None:
@@ -328,7 +328,7 @@ def _healthy(course: Course) -> RunVerdict:
     falls = fall > max(2 * course.spread, 0.01 * abs(start))
     more = "" if falls else ", it does not fall"
     more += words.early_rise(loss) + words.single_records(course, -np.inf)
-    # The ends of a healthy loss are no levels: they are said, and kept in no attribute.
+    # The ends of a healthy loss are no levels: they are in the text, and in no attribute.
     found = RunVerdict.of(
         "healthy", loss=loss.name, word=loss.word, more=more,
         first=float(loss.finite[0]), last=float(loss.finite[-1]),

@@ -41,7 +41,7 @@ from rmetric.evaluation.verdict_words import (
 )
 from rmetric.records import AuditFinding, Record, Truth
 
-#: Evaluations from the onset on, by which a validation loss is said not to have risen; and the
+#: Evaluations from the onset on, by which a validation loss counts as not risen; and the
 #: classes of a training loss that are set against it.
 FEWEST_EVALUATIONS = 2
 _VALIDATION = "validation "
@@ -84,8 +84,8 @@ def judge_run(
     for record in records:
         memory.update(record)
         wait.update(record)
-    said = filter(None, [verdict.detail, memory.reason, wait.words])
-    verdict = replace(verdict, detail="; ".join(said))
+    details = filter(None, [verdict.detail, memory.reason, wait.words])
+    verdict = replace(verdict, detail="; ".join(details))
     verdict = with_advice(verdict, KEEPS_MEMORY) if memory.reason else verdict
     return with_errors(verdict, findings)
 
@@ -168,7 +168,7 @@ def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict |
     course = levels("reward", rewards[0], rewards[-1])
     if policy.findings:
         worst, *others = policy.findings
-        # Levels of a reward are said once: single records differ from them.
+        # Levels of a reward are stated once: single records differ from them.
         also = [] if RULES[worst.kind].quantity == "reward" else [course]
         return RunVerdict(
             kind=worst.kind,
@@ -230,7 +230,7 @@ def _with_learning(
     first_steps = loss.steps[found.first : found.first + 3] if found.first else ()
     if lasts and verdict.onset_step not in first_steps:
         return verdict
-    facts = {"said": found.text, "why": found.detail}
+    facts = {"what": found.text, "why": found.detail}
     if found.first:
         return event(loss, "unlearnt", found.first, alarms, **facts)
     return RunVerdict.of("unlearnt", loss=loss.name, **facts)
@@ -274,7 +274,7 @@ def _evaluations_rise(training: Loss, validation: Loss) -> RunVerdict | None:
 
 
 def _beside_validation(verdict: RunVerdict, validation: Loss) -> RunVerdict:
-    """The verdict on a training loss, which says so where the validation loss did not rise."""
+    """The verdict on a training loss, which states where the validation loss did not rise."""
     onset = verdict.onset_step
     if verdict.kind not in _LASTING or onset is None or validation.unit == "record":
         return verdict

@@ -38,7 +38,7 @@ class Scores:
         lead_steps, lead_minutes: means over the hits.
         median_lead_steps: median over the hits, nan without any.
         measured: False where the logs hold nothing to judge by; ratios and leads are then
-            undefined, and the counts say nothing.
+            undefined, and the counts are meaningless.
     """
 
     num_runs: int

@@ -44,7 +44,7 @@ class Study:
 
     Attributes:
         runs: the runs of each mode that is there, in the order of their file names.
-        stated: for each run of each mode, what its log says of the metric.
+        stated: for each run of each mode, what its log states of the metric.
         missing: modes whose folder is missing or empty.
         skipped: logs that cannot be used, each with the reason.
         digest: sha256 over the names and the bytes of the logs used.
@@ -138,12 +138,12 @@ def _read_mode(study: Study, mode: str, digest: hashlib._Hash) -> None:
     for path in sorted((study.folder / f"logs_{mode}").glob("*.jsonl")):
         try:
             content = path.read_bytes()
-            run, said = _usable(path, content)
+            run, scores = _usable(path, content)
         except (OSError, LogError) as error:
             study.skipped.append(str(error))
             continue
         runs.append(run)
-        stated.append(said)
+        stated.append(scores)
         digest.update(f"{mode}/{path.name}\0".encode())
         digest.update(hashlib.sha256(content).digest())
     if runs:

@@ -48,7 +48,7 @@ WORDS: dict[str, tuple[Kind, str, str, str]] = {
         "look for the error in the log"),
     "stuck": ("stuck", "STUCK: {why}", "{earlier}",
         "look at the loss, the frozen weights and the schedule; nothing is learnt since"),
-    "unlearnt": ("learns_nothing", "{said}", "{why}", UNLEARNT),
+    "unlearnt": ("learns_nothing", "{what}", "{why}", UNLEARNT),
     "spike": ("spike", "SPIKE at {step}, recovered in {lasted}", _TOP + "{higher}",
         "watch whether it comes again"),
     "spikes": ("spike", "{num_events} SPIKES, all recovered",
@@ -83,7 +83,7 @@ WORDS: dict[str, tuple[Kind, str, str, str]] = {
     "healthy": ("healthy", "HEALTHY: no failure seen", "{word} {first} -> {last}{more}", "nothing"),
 }  # fmt: skip
 _TOO_SLOW = "the rise is too small or too slow for it"
-#: Errors of audits that are said in words; the others are counted.
+#: Errors of audits that are described; the others are counted.
 _MOST_ERRORS = 2
 #: The advice beside a last evaluation that is not finite.
 EVALUATE = "check the last evaluation before its checkpoint is used"
@@ -163,12 +163,12 @@ def with_errors(verdict: RunVerdict, findings: Sequence[AuditFinding]) -> RunVer
     errors = [found for found in findings if found.severity == "error"]
     if not errors:
         return verdict
-    said = [f"step {found.step:,}: {found.words}" for found in errors[:_MOST_ERRORS]]
-    said += [f"{more} more"] if (more := len(errors) - _MOST_ERRORS) > 0 else []
+    notes = [f"step {found.step:,}: {found.words}" for found in errors[:_MOST_ERRORS]]
+    notes += [f"{more} more"] if (more := len(errors) - _MOST_ERRORS) > 0 else []
     bad, count = verdict.severity in ("bad", "warning"), counted(len(errors), "error")
     text = f"{verdict.text}{';' if bad else ', but'} the audits found {count}"
     kind = verdict.kind if bad else "audit_errors"
-    advised = with_advice(verdict, f"mend what the audits found: {'; '.join(said)}")
+    advised = with_advice(verdict, f"mend what the audits found: {'; '.join(notes)}")
     return replace(advised, kind=kind, text=text)
 
 

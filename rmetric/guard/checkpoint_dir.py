@@ -197,13 +197,13 @@ class CheckpointDirectory:
             self.alarm = alarm
             if alarm is None:
                 return
-            found = [one for one in candidates(self.folder)[0] if not self.differs(one)]
-            for one in suspects_of(found, since=alarm.since, step=step):
+            found = [saved for saved in candidates(self.folder)[0] if not self.differs(saved)]
+            for saved in suspects_of(found, since=alarm.since, step=step):
                 try:
-                    _mark(one.path, alarm)
-                    logger.warning("rmetric: checkpoint %s is suspect now", one.path)
+                    _mark(saved.path, alarm)
+                    logger.warning("rmetric: checkpoint %s is suspect now", saved.path)
                 except (OSError, ValueError) as error:
-                    logger.error("rmetric: %s cannot be marked suspect: %s", one.path, error)
+                    logger.error("rmetric: %s cannot be marked suspect: %s", saved.path, error)
 
     def commit(
         self, part: Path, step: int, *, suspect: SuspectMark | None = None, **entry: Any
@@ -250,15 +250,15 @@ class CheckpointDirectory:
 
     def _tidy(self, newest: CheckpointManifest, older: list[CheckpointManifest]) -> None:
         others = [
-            one
-            for one in older
-            if one.path != newest.path and one.path.exists() and not self.differs(one)
+            saved
+            for saved in older
+            if saved.path != newest.path and saved.path.exists() and not self.differs(saved)
         ]
-        damaged = [one for one in others if one.path in self.damaged]
+        damaged = [saved for saved in others if saved.path in self.damaged]
         quotas = {"keep": self.keep, "keep_suspect": self.keep_suspect}
-        for one in surplus([newest, *others], damaged=damaged, **quotas):
+        for saved in surplus([newest, *others], damaged=damaged, **quotas):
             with contextlib.suppress(OSError):  # only disk space is lost
-                remove(one.path)
+                remove(saved.path)
 
 
 class LastCheckpoint(NamedTuple):
@@ -272,7 +272,7 @@ def last_checkpoint(folder: Path) -> LastCheckpoint:
     """Newest checkpoints in a folder, not verified; an unreadable folder counts as empty."""
     try:
         found, _ = candidates(folder)
-        readable = {one.path for one in found}
+        readable = {saved.path for saved in found}
         steps = [
             int(match[1])
             for path in folder.glob(f"*/{MANIFEST_NAME}")

@@ -139,17 +139,17 @@ class RequestSources:
         return number
 
     def _read_folder(self, policy: CheckpointPolicy) -> None:
-        if self._folder is None or (asked := self._folder.request()) is None:
+        if self._folder is None or (request := self._folder.request()) is None:
             return
-        if asked.number <= max(self._folder.answered(), *self._numbers.values(), 0):
+        if request.number <= max(self._folder.answered(), *self._numbers.values(), 0):
             return
-        source = asked.source if asked.source in SOURCES else "user"
-        key = f"request {asked.number}"
+        source = request.source if request.source in SOURCES else "user"
+        key = f"request {request.number}"
         number = self._request(
-            policy, source, asked.reason, fatal=asked.fatal, final=asked.stop, key=key
+            policy, source, request.reason, fatal=request.fatal, final=request.stop, key=key
         )
         if number is not None:
-            self._numbers[number] = asked.number
+            self._numbers[number] = request.number
 
     def _read_telemetry(self, policy: CheckpointPolicy) -> None:
         if self._telemetry is None:

@@ -212,7 +212,7 @@ class Checkpoints:
             problem = "; ".join(filter(None, found_damaged))
             if not problem:
                 if good.suspect is not None and self.ranks.rank == 0:
-                    older = (one.path for one in found[found.index(good) :] if not one.suspect)
+                    older = (old.path for old in found[found.index(good) :] if not old.suspect)
                     note = suspect_note(good.suspect, next(older, None))
                     logger.warning("rmetric: checkpoint %s %s", good.path, note)
                 return good

@@ -145,7 +145,7 @@ def read_index(path: Path, files: Collection[str]) -> records.Metadata:
 class IndexReader(FileSystemReader):
     """Reads the index of `folder` with `read_index`; `files` are the names of its files.
 
-    `problem`: with the index, "" for none: torch 2.11 says only that there is none.
+    `problem`: with the index, "" for none: torch 2.11 reports only that there is none.
     """
 
     def __init__(self, folder: Path, files: Collection[str]) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 from rmetric._util.errors import require
 
 
-def batch_remark(batch: int, asked: int) -> str:
+def batch_remark(batch: int, given: int) -> str:
     """Change of a batch in words, with the learning rate that goes with it."""
-    ratio = batch / asked
+    ratio = batch / given
     return (
-        f"the batch becomes {batch} instead of {asked} ({ratio - 1:+.1%}); the learning rate times "
+        f"the batch becomes {batch} instead of {given} ({ratio - 1:+.1%}); the learning rate times "
         f"{ratio**0.5:.4f} keeps Adam's noise as it was (square-root rule), times {ratio:.4f} SGD's"
     )
 

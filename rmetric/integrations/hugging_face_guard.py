@@ -106,7 +106,7 @@ class GuardCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         if self.guard is not None:
             self.guard.step(state.global_step)
-            control.should_save |= self._saver.asked
+            control.should_save |= self._saver.requested
             control.should_training_stop |= self.guard.should_stop
 
     def on_save(
@@ -166,7 +166,7 @@ class _TrainerSaver:
     saves_later = True
 
     def __init__(self, folder: Path | None = None, *, marks: bool = False) -> None:
-        self.asked, self.problem = False, ""
+        self.requested, self.problem = False, ""
         self.rotates = False  # in place of the Trainer
         self._folder, self._marks = folder, marks
         self._alarm: SuspectMark | None = None
@@ -174,10 +174,10 @@ class _TrainerSaver:
         self._outcome: SaveOutcome | None = None
 
     def begin(self, step: int, *_: Any, **__: Any) -> None:
-        self.asked, self._outcome, self._began = True, None, time.perf_counter()
+        self.requested, self._outcome, self._began = True, None, time.perf_counter()
 
     def ended(self, step: int, path: Path, problem: str, kept: Path | None) -> None:
-        self.asked, seconds = False, time.perf_counter() - self._began
+        self.requested, seconds = False, time.perf_counter() - self._began
         if problem:
             self._outcome = FailedSave(step=step, problem=problem, kept=kept)
         else:

@@ -41,7 +41,7 @@ def watch(
     The first rank alone watches, at the steps that torchtitan logs (`log_freq`), so nothing more
     is read from a device. `close` of the processor closes the monitor.
 
-    Its weakness: torchtitan's loop is not asked, so no step can be left out and the training
+    Its weakness: torchtitan's loop takes no verdict, so no step can be left out and the training
     cannot go back or stop; learning rates and step times are not recorded. The first rank has no
     loss under most pipeline schedules, which is one line of the log.
 

@@ -131,7 +131,7 @@ class MonitorCallback:
 
     def _end(self, error: BaseException | None = None) -> None:
         """End the training's contexts, if they have not ended yet; `error` has broken it off."""
-        self._tell_others()
+        self._warn_of_others()
         kind, traceback = (None, None) if error is None else (type(error), error.__traceback__)
         self._training.__exit__(kind, error, traceback)
 
@@ -145,14 +145,14 @@ class MonitorCallback:
             monitor.evaluated(value)
         elif self._others is not None:
             if monitor.step > self._evaluated:  # the other data sets of that one have come
-                self._tell_others()
+                self._warn_of_others()
             self._others |= set(metrics)
             self._evaluated = monitor.step
 
-    def _tell_others(self) -> None:
+    def _warn_of_others(self) -> None:
         if self._others and self.monitor is not None:
             metrics = ", ".join(sorted(self._others)[:_NAMED])
-            self.monitor.protocol.tell("validation_loss", name=self._validation_loss, found=metrics)
+            self.monitor.protocol.warn("validation_loss", name=self._validation_loss, found=metrics)
 
     @property
     def _should_stop(self) -> bool:

@@ -41,7 +41,7 @@ class AlertDelivery:
         # Of the actions that all ranks run together: by what is equal on all of them.
         self._joint_episodes = Episodes()
         self._problems: set[str] = set()  # of the exchange
-        self._told: dict[tuple[str, int], int] = {}  # last step of a warning, by source and rank
+        self._warned: dict[tuple[str, int], int] = {}  # last step of a warning, by source and rank
         self._again: Counter[str] = Counter()  # warnings that were not given again, by source
         # Weak, so that a monitor which is dropped without `close` is freed at once.
         self._monitor_ref = weakref.ref(monitor)
@@ -84,17 +84,17 @@ class AlertDelivery:
         sync = self.rank_sync
         rank_0_reports = self._monitor.rank > 0 and sync is not None and sync.alive
         key = alert.source, alert.rank
-        again = alert.step <= self._told.get(key, 0)  # the training went back, and it came again
+        again = alert.step <= self._warned.get(key, 0)  # the training went back, and it came again
         quiet = joins or rank_0_reports or again
         logger.log(logging.INFO if quiet else logging.WARNING, "%s", alert)
         if again:
             self._again[alert.source] += 1
         elif not quiet:
-            self._told[key] = alert.step
+            self._warned[key] = alert.step
         self._monitor.log_event("ALERT", **alert.as_entry())
 
     def close(self) -> None:
-        """Say how often alarms came again at steps that an action repeated."""
+        """Log how often alarms came again at steps that an action repeated."""
         if self._again:
             counts = ", ".join(f"{number} of {source}" for source, number in self._again.items())
             logger.warning("rmetric: alarms that came again at repeated steps: %s", counts)

@@ -43,8 +43,8 @@ class Alert:
 class Verdict:
     """Verdict on a step between backward and optimizer.step(): true where it may be taken.
 
-    The answer is found when it is first asked for: on an accelerator that reads one number from the
-    device, and a loop that never asks never waits.
+    The answer is found at its first use: on an accelerator that reads one number from the
+    device, and a loop that never uses it never waits.
 
     >>> bool(Verdict(tuple))
     True
@@ -149,7 +149,7 @@ class Episodes:
 
     def end(self, step: int) -> list[Episode]:
         """Close and return the episodes whose sources were quiet for `gap` steps by this one."""
-        over = [group for group, one in self.open.items() if step - one.last >= self.gap]
+        over = [group for group, episode in self.open.items() if step - episode.last >= self.gap]
         return [self.open.pop(group) for group in over]
 
     def state_dict(self) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ NORM_SECONDS = 60.0
 class Shards:
     """The gradient norm of a model of which each rank holds a part.
 
-    No collective, unless the loop asks for clipping: the monitors' messages have the squares.
+    No collective, unless the loop clips: the monitors' messages have the squares.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -134,7 +134,7 @@ class OwnShardedGradient(GradientListener):
     A module's reduce-scatter is replaced by one that measures its input, the rank's whole own
     gradient of that module, and its output, the mean of this rank's shard: the norm is that of the
     whole, the cosine that of the shard. Its weakness: with accumulation FSDP2 reduces each
-    micro-batch unless it is told to wait, and the last one alone is measured; with replicas (HSDP)
+    micro-batch unless it is set to wait, and the last one alone is measured; with replicas (HSDP)
     the cosine is to the mean of those that share the shards.
     """
 

@@ -137,7 +137,7 @@ class WeightSample:
 
 
 def _place_of(parameter: nn.Parameter) -> Callable[[], int]:
-    """Gives the address of this rank's part of the weights; fast, as every step asks for it."""
+    """Gives the address of this rank's part of the weights; fast, as every step needs it."""
     if not hasattr(parameter, "to_local"):
         return parameter.data_ptr
     return lambda: int(local(parameter.detach()).data_ptr())

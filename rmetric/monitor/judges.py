@@ -123,15 +123,15 @@ class UpdateJudge:
             self._raise(record.step, MEMORY, f"{reason}: {MEMORY_ADVICE}", self._memory.since)
 
     def closing(self, rank: int) -> dict[str, str]:
-        """What only the end of a training tells: event in the log -> words, as replay has them."""
-        said = {"INPUT_BOUND": self._input_wait.words}
+        """What only the end of a training shows: event in the log -> words, as replay has them."""
+        events = {"INPUT_BOUND": self._input_wait.words}
         if rank == 0 and self._policy.has_reward:
             for found in self._policy.findings:
                 if found.kind == "learns_nothing":
-                    said["LEARNS_NOTHING"] = f"{found.title}; {found.levels}: {found.advice}"
+                    events["LEARNS_NOTHING"] = f"{found.title}; {found.levels}: {found.advice}"
         elif rank == 0 and (lost := self._learning.judge()) is not None:
-            said["LEARNS_NOTHING"] = f"{lost.text}; {lost.detail}: {LEARNING_ADVICE}"
-        return {event: words for event, words in said.items() if words}
+            events["LEARNS_NOTHING"] = f"{lost.text}; {lost.detail}: {LEARNING_ADVICE}"
+        return {event: words for event, words in events.items() if words}
 
     def restart(self) -> None:
         self.no_update.restart()

@@ -87,7 +87,7 @@ def fail_safe(otherwise: Any = None) -> Callable[[Method], Method]:
                     if self._depth == 0:
                         self.seconds += time.perf_counter() - began
             elif self.usable and method.__name__ in _OF_A_LOOP:
-                self.protocol.tell("closed", call=method.__name__)
+                self.protocol.warn("closed", call=method.__name__)
             return otherwise() if callable(otherwise) else otherwise
 
         return guarded  # type: ignore[return-value]
@@ -143,16 +143,16 @@ class Monitor:
         last: the last completed record; None before the first.
         alerts: the last 100, of each episode the first of each source and rank.
         rank, log_path: of this process, from 0; of its log, None for none.
-        should_stop: an action asks the training loop to end.
+        should_stop: an action wants the training loop to end.
         usable, problem: False and why, once an internal error has disabled the monitor.
         seconds: time spent in here.
         model, optimizer, scaler, background, updates: for actions.
-        protocol: slips of the loop that were told.
+        protocol: slips of the loop that were warned about.
         schedulers: of the learning rate, as far as a trainer's callback or an action knows them.
         ema: averages of the weights, for the audit of a resume: a module (AveragedModel), an object
             with `state_dict`, or tensors in a dict; None for none. Set it again where loading a
             checkpoint makes a new one.
-        training: what the audits see; a trainer's callback tells its epoch and loader.
+        training: what the audits see; a trainer's callback sets its epoch and loader.
         findings: of the audits so far.
     """
 
@@ -285,7 +285,7 @@ class Monitor:
                 clip_grad_norm_ returns); it spares a pass over the gradients.
 
         Returns:
-            True where the step may be taken. Nothing waits for the device until it is asked.
+            True where the step may be taken. Nothing waits for the device until it is used.
         """
         loss = self.protocol.number("loss", loss)
         gradient_norm = self.protocol.number("gradient_norm", gradient_norm)
@@ -575,8 +575,8 @@ class Monitor:
 
     def _judge_before_update(self, pending: Pending) -> tuple[Alert, ...]:
         if pending.sharded and pending.norm is None and self._whole_norm is None:
-            self.protocol.tell("unknown_norm")
-        if pending is not self._pending:  # asked late: the step was judged when it was completed
+            self.protocol.warn("unknown_norm")
+        if pending is not self._pending:  # late: the step was judged when it was completed
             return self._judge_rules(pending)
         self.weights_step = pending.record.step - 1
         try:

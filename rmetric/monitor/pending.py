@@ -80,20 +80,20 @@ class Pending:
         self.audited = {name.removeprefix(AUDIT): exact.pop(name) for name in audits}
         host = _rounded(exact)
 
-        def one(name: str) -> float | None:
+        def get(name: str) -> float | None:
             return host[name][0] if name in host else None
 
-        self.loss, self.norm = record.training_loss, record.gradient_norm = one("loss"), one("norm")
+        self.loss, self.norm = record.training_loss, record.gradient_norm = get("loss"), get("norm")
         names = ("loss", *(f"own_{name}" for name in WorkerStatistics._fields))
-        self.message = {name: one(name) for name in names}
+        self.message = {name: get(name) for name in names}
         if self.sharded:
             share = self.moved_share
-            self.message["gradient_square"] = _square(one("shard"), 1.0)
-            self.message["update_square"] = _square(one("update"), share)
-            self.message["parameter_square"] = _square(one("parameter"), share)
+            self.message["gradient_square"] = _square(get("shard"), 1.0)
+            self.message["update_square"] = _square(get("update"), share)
+            self.message["parameter_square"] = _square(get("parameter"), share)
         else:
-            record.update_norm, record.parameter_norm = one("update"), one("parameter")
-        record.probe_loss = one("probe")
+            record.update_norm, record.parameter_norm = get("update"), get("parameter")
+        record.probe_loss = get("probe")
         if "worker_norms" in host:
             record.worker_gradient_norms = tuple(host["worker_norms"])
             record.worker_gradient_cosines = tuple(host["worker_cosines"])

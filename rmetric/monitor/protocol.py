@@ -66,19 +66,19 @@ class ArgumentError(TypeError):
 
 
 class Protocol:
-    """The order in which a loop calls its monitor. Each slip is told once, by one warning.
+    """The order in which a loop calls its monitor. Each slip is warned about once.
 
     Everything is found on the host, in what the monitor has read anyway. `quiet`: another rank
-    tells. Its weakness: a loop is known by its first checks; of what begins later, only an
-    optimiser that makes no step any more, and clipping, are told. So is a gradient that hardly
-    changes, for a clipped one.
+    warns. Its weakness: a loop is known by its first checks; of what begins later, only an
+    optimiser that makes no step any more, and clipping, are found. A gradient that hardly
+    changes is taken for a clipped one.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: Any, steps: OptimizerSteps, *, quiet: bool = False
     ) -> None:
         self._steps, self._quiet = steps, quiet
-        self.told: set[str] = set()
+        self.slips: set[str] = set()
         self._checks = self._made = self._alone = 0
         self._norms: deque[float] = deque(maxlen=_NORMS)
         self._log: Path | None = None
@@ -91,33 +91,33 @@ class Protocol:
         self, log: Path | None, actions: Sequence[Action], others: Iterable[Protocol],
         alert_on: Iterable[str],
     ) -> None:  # fmt: skip
-        """Look for a log or an action that another open monitor has, and one that hears nothing."""
+        """Look for a log or an action that another open monitor has, and one that gets no alert."""
         self._log, self._actions = log and log.resolve(), actions
         for action in actions:
             if unheard := sorted((action.on or frozenset()) - {*alert_on, RESCUE}):
                 sources = ", ".join(unheard)
-                self.tell("deaf_action", action=type(action).__name__, sources=sources)
+                self.warn("deaf_action", action=type(action).__name__, sources=sources)
         for other in others:
             if self._log is not None and self._log == other._log:
-                self.tell("same_log", path=log)
+                self.warn("same_log", path=log)
             for action in actions:
                 if any(action is known for known in other._actions):
-                    self.tell("shared_action", action=type(action).__name__)
+                    self.warn("shared_action", action=type(action).__name__)
 
-    def tell(self, slip: str, **found: Any) -> None:
-        if slip not in self.told:
-            self.told.add(slip)
+    def warn(self, slip: str, **found: Any) -> None:
+        if slip not in self.slips:
+            self.slips.add(slip)
             if not self._quiet:
                 logger.warning("rmetric: %s", SLIPS[slip].format(**found))
 
     def number(self, name: str, value: Any) -> Tensor | float | None:
-        """A number; a wrong one raises until a step has been checked, then it is told, and None."""
+        """A number; a wrong one raises before the first check, later it is a slip, and None."""
         try:
             return number(name, value)
         except ArgumentError as error:
             if not self._checks:
                 raise
-            self.tell("argument", error=error)
+            self.warn("argument", error=error)
             return None
 
     def check_begins(self, before: Pending | None) -> None:
@@ -138,7 +138,7 @@ class Protocol:
         if self._alone >= (1 if self._checks <= _FIRST else _IN_A_ROW):
             assert before is not None
             step = before.record.step
-            self.tell("twice", first=step, second=step + 1)
+            self.warn("twice", first=step, second=step + 1)
 
     def finished(self, record: Record, *, sharded: bool, own_norm: bool) -> None:
         """Look at a complete record; `own_norm`: the loop has not passed the norm in.
@@ -146,20 +146,20 @@ class Protocol:
         Of a sharded model it may not be known.
         """
         norm = record.gradient_norm
-        if own_norm and norm is not None and isfinite(norm) and "clipped" not in self.told:
+        if own_norm and norm is not None and isfinite(norm) and "clipped" not in self.slips:
             self._norms.append(norm)
             largest = max(self._norms)
             equal = sum(norm >= largest * (1.0 - _EQUAL) for norm in self._norms)
             if largest > 0.0 and len(self._norms) == _NORMS < 2 * equal:
-                self.tell("clipped", largest=largest, equal=equal, of=_NORMS)
+                self.warn("clipped", largest=largest, equal=equal, of=_NORMS)
         if self._checks > _FIRST:
             return
         if record.training_loss is None:
-            self.tell("no_loss", step=record.step)
+            self.warn("no_loss", step=record.step)
         if norm == 0.0 or (norm is None and not sharded):
-            self.tell("no_gradients", step=record.step)
+            self.warn("no_gradients", step=record.step)
         elif norm and self._foreign:
-            self.tell("other_model")
+            self.warn("other_model")
 
 
 def number(name: str, value: Any) -> Tensor | float | None:

@@ -98,7 +98,7 @@ class StepTimeRules:
 
     >>> rules = StepTimeRules()
     >>> steps = [StepTimes(data_wait=0.01, forward_backward=0.4) for _ in range(40)]
-    >>> [alarm for step, one in enumerate(steps) for alarm in rules.update(step, [one])]
+    >>> [alarm for step, times in enumerate(steps) for alarm in rules.update(step, [times])]
     []
     >>> [alarm] = rules.update(41, [StepTimes(data_wait=20.9, forward_backward=0.4)])
     >>> alarm.reason[:57]

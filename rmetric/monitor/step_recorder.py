@@ -77,7 +77,7 @@ class EventCollector:
 
 
 def memory_in_use(parameters: Iterable[Tensor]) -> dict[str, float] | None:
-    """The value of `Record.memory`; None where the system tells nothing. Waits for no device.
+    """The value of `Record.memory`; None where the system reports none. Waits for no device.
 
     What the process shares with its data loaders' workers counts through the limit alone.
     """

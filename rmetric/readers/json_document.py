@@ -67,7 +67,7 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
 
 
 def _stream_numbers(source: Source, entries: list[Any], mapping: Mapping[str, str]) -> Stream:
-    """A list of losses, or of pairs of step and loss. There is no name to tell what it holds."""
+    """A list of losses, or of pairs of step and loss. There is no name for what it holds."""
     pairs = isinstance(entries[0], list)
     accepted = "[step, loss] with rising whole steps" if pairs else "a loss, NaN or null"
     rows: list[Row] = []

@@ -85,7 +85,7 @@ class _Lines:
         self._expect_long_form()
 
     def _expect_long_form(self) -> None:
-        """Read a log that grows in long form where its names say so; `trackers` reads a whole one.
+        """Read a log that grows in long form if its names are such; `trackers` reads a whole one.
 
         There the values of a step follow each other, and each one's name is a column.
         """

@@ -53,10 +53,10 @@ class Target:
 
     Attributes:
         field: of `Record`; None for what is not measured (the run's name).
-        accepted: column names, the most telling first, separated by blanks.
+        accepted: column names, the clearest first, separated by blanks.
         fits: True for the words of a column of other name that may be it.
         only_beside: targets of which one must be found by name too, or be mapped. Their names
-            say what this one's, which has other meanings, does not.
+            state what this one's, which has other meanings, does not.
         core: words that a name of this meaning has, as `meaning` returns them, by alternatives.
         neutral: words that it may have besides.
         preferred: names with one of these go before the list.
@@ -304,7 +304,7 @@ TARGETS: dict[str, Target] = {
     "run": Target(None, "run_id run_name run experiment_id experiment_name"),
 }  # fmt: skip
 
-#: What lines of text call it, the most telling first; the names of `TARGETS` come after.
+#: What lines of text call it, the clearest first; the names of `TARGETS` come after.
 PRINTED = {
     "step": "global_step global_steps current_steps num_updates optimizer_step completed_step"
     " train_step training_step step total_iteration iteration train_iter iter it steps update"

@@ -79,9 +79,9 @@ def flag(cell: Any) -> bool | None:
 
 
 def run_name(path: Path) -> str:
-    """A name for the run in `path`, with its folder's where the file's says nothing.
+    """A name for the run in `path`, with its folder's where the file's is a general one.
 
-    TensorBoard's event files say nothing at all: the folder is the run.
+    The names of TensorBoard's event files are: the folder is the run.
     """
     if "tfevents" in path.name and path.resolve().parent.name:
         return run_name(path.resolve().parent)

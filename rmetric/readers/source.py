@@ -1,7 +1,7 @@
 """The bytes of a log: unpacked, as UTF-8, in blocks of whole lines, in constant memory.
 
-LF, CR LF and a lone CR (a progress bar) each end a line. A byte order mark says
-UTF-8 or UTF-16. Bytes that are no UTF-8 are replaced, and a note says so: one
+LF, CR LF and a lone CR (a progress bar) each end a line. A byte order mark means
+UTF-8 or UTF-16. Bytes that are no UTF-8 are replaced, with a note: one
 foreign letter must not cost a log, and in a number it is an error of that cell.
 """
 
@@ -21,7 +21,7 @@ from rmetric._util.printed import counted
 
 #: Bytes read at a time: what is made of them then fits into the processor's cache.
 BLOCK = 1 << 16
-#: Bytes that the format and the columns are told by.
+#: Bytes from which the format and the columns are recognised.
 HEAD = 1 << 18
 SHOWN = 1 << 16
 #: Of a first line that begins with an object: settings may be long.
@@ -54,7 +54,7 @@ class ForeignLines:
         self._unread: list[str] = []
 
     def add(self, line: int, problem: str, *, of_record: bool = False) -> None:
-        """Leave out one line; `problem` says what it holds or lacks.
+        """Leave out one line; `problem`: what it holds or lacks.
 
         `of_record`: it looks like a line with values, and not like what a crash prints.
         """
@@ -162,7 +162,7 @@ class Source:
     def chunks(self) -> Iterator[tuple[int, bytes]]:
         """Whole lines, many at a time, with the number of the first; LF ends each.
 
-        Only the last line of the file may lack its end; `cut` says so then.
+        Only the last line of the file may lack its end; `cut` is true then.
         """
         line, size, too_long = 1, 0, False
         held: list[bytes] = []

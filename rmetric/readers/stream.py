@@ -94,8 +94,8 @@ def stream_wide(
 ) -> Stream:
     """The stream of rows that are no text and whose names are known once all were seen.
 
-    `rows` is called twice; the run's name may be in `RUN`. `own` says which cell is which target
-    in this format, `empty` what is wrong with a log without values.
+    `rows` is called twice; the run's name may be in `RUN`. `own` maps cells to targets
+    in this format; `empty` states what is wrong with a log without values.
     """
     names: dict[str, None] = {}
     for row in rows():

@@ -251,7 +251,7 @@ def _matches_wandb(head: str) -> bool:
 def _stream_wandb(source: Source, mapping: Mapping[str, str]) -> Stream:
     table = Table(source)
     parts = {n: n.rpartition(_BETWEEN) for n in table.names if not n.endswith(_ENDS)}
-    # Its "Step" counts calls of the logger; another metric on the axis is what it says.
+    # Its "Step" counts calls of the logger; another metric on the axis is what its name states.
     shared = {n: "_step" if n == "Step" else n for n, part in parts.items() if not part[1]}
     curves: dict[str, dict[str, str]] = {}
     for name, (run, between, metric) in parts.items():

@@ -396,5 +396,5 @@ DEEPSPEED = _format(
     ),
 )
 
-#: The first that matches reads the file, after those of `text_programs`. DeepSpeed's is asked last.
+#: The first that matches reads the file, after those of `text_programs`. DeepSpeed's is tried last.
 FORMATS = (MEGATRON, NANOGPT, NANOCHAT, MODDED_NANOGPT, LLM_C, TORCHTITAN, TORCHTUNE)

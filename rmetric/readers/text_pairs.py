@@ -1,4 +1,4 @@
-"""Reader of any text with a step and a loss in it: the last one asked.
+"""Reader of any text with a step and a loss in it: the last one tried.
 
 ``step=120 loss=3.2``, ``Epoch 1 Iter 20/500: loss 3.2``, ``| step 5 | train loss 2.1 |``, a
 heading ``[step=10/100]`` with values below it, progress bars. Two lines that so give a
@@ -67,7 +67,7 @@ def rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row
 
 
 def is_without_step(head: str) -> bool:
-    """True if three lines state a training loss; asked where no line has a step."""
+    """True if three lines state a training loss; called where no line has a step."""
     found = counted_rows(enumerate(head.splitlines(), start=1))
     return sum("loss" in row.cells for row in found) >= 3
 
@@ -130,7 +130,7 @@ def stated_step(text: str) -> int | None:
 
 
 def guessed(head: str, mapping: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]]:
-    """Notes on how names in the beginning of a file were guessed, and the mapping that says so."""
+    """Notes on how names in the beginning of a file were guessed, and the mapping that results."""
     names, known = _names(mapping)
     taken: dict[str, str] = {}
     counters: dict[str, set[float]] = {name: set() for name in names["step"]}
@@ -149,16 +149,16 @@ def guessed(head: str, mapping: Mapping[str, str]) -> tuple[list[str], Mapping[s
     # ``iter 16 step 1: loss 2.1`` has a line for each micro-batch, of which many make a step.
     finest = max(counters, key=lambda name: len(counters[name]))
     if len(counters[finest]) > 2 * len(next(filter(None, counters.values()), ())):
-        said, mapping = guessed(head, {**mapping, "step": finest})
-        return [f"the step is {finest!r}, which differs on most lines with a loss", *said], mapping
+        notes, mapping = guessed(head, {**mapping, "step": finest})
+        return [f"the step is {finest!r}, which differs on most lines with a loss", *notes], mapping
     if epochs and not steps and "step" not in taken:
         taken["step"] = "epoch"
     words = ", ".join(f"{name!r} as {target}" for target, name in sorted(taken.items()))
     words = words or "the names of its numbers"
-    said = [f"guessed on lines of no known program: {words}; --map TARGET=NAME says otherwise"]
+    notes = [f"guessed on lines of no known program: {words}; --map TARGET=NAME says otherwise"]
     if taken.get("step") == "epoch":
-        said.append("no step is stated: a step is an epoch")
-    return said, mapping
+        notes.append("no step is stated: a step is an epoch")
+    return notes, mapping
 
 
 def _names(mapping: Mapping[str, str] | None = None) -> tuple[Names, frozenset[str]]:

@@ -31,14 +31,14 @@ class TextFormat:
 
     A row's cells stand under the names of `TARGETS`, so nothing about them is guessed: a number, a
     bool for ``skipped``, or text that `rows.number` understands; absent where not logged. Lines
-    that say nothing are passed over. A line that must not be passed over is `rows.BadRow`.
+    without values are passed over. A line that must not be passed over is `rows.BadRow`.
 
     Attributes:
         name: in messages and in the index.
         mark: a pattern that the beginning of a file (up to 64 KiB), without colours, has.
         rows: makes rows of numbered lines, a generator: a file may be larger than the memory.
         notes: makes sentences for the run of the beginning of a file.
-        other_names: of cells that count only where ``--map`` says so.
+        other_names: of cells that count only where ``--map`` names them.
     """
 
     name: str

@@ -196,7 +196,7 @@ def _mlperf_rows(lines: Lines) -> Iterator[Row]:
         cells: Cells = {}
         for target, known in names.items():
             found = (_number(stats.get(name)) for name in known)
-            put(cells, **{target: next((one for one in found if one is not None), None)})
+            put(cells, **{target: next((cell for cell in found if cell is not None), None)})
         step = _mlperf_step(entry.get("metadata"))
         if step is not None and cells.keys() & {"loss", "eval_loss"}:
             put(cells, time=None if time is None or begun is None else (time - begun) / 1000)

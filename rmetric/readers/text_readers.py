@@ -61,7 +61,7 @@ def _stream_mapped(source: Source, mapping: Mapping[str, str]) -> Stream:
 
 
 def whole_lines(source: Source, notes: list[str]) -> Iterator[tuple[int, str]]:
-    """The lines, without a last one that was cut off: a note says so.
+    """The lines, without a last one that was cut off, which a note states.
 
     A last line without its end may be whole all the same. It is cut off where it is
     the beginning of what lines shortly before it look like, numbers aside.
@@ -96,7 +96,7 @@ WITHOUT_STEP = Reader(
     _stream_without_step,
     follows=True,
 )
-#: Of any text, where --map says what a loss is: without a name any number may be one.
+#: Of any text, where --map names the loss: without a name any number may be one.
 MAPPED = Reader(
     "text with name=value (needs --map loss=NAME)", lambda head: False, _stream_mapped, True
 )

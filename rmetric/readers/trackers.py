@@ -66,8 +66,8 @@ def widened(entries: Iterable[tuple[int | None, Cells]]) -> list[Row] | None:
 
 def _entries(text: str) -> Iterator[tuple[int, Cells]]:
     """The objects on the lines, which may have others between them."""
-    for line, one in enumerate(text.splitlines(), start=1):
-        if (entry := object_on(one.encode())) is not None:
+    for line, content in enumerate(text.splitlines(), start=1):
+        if (entry := object_on(content.encode())) is not None:
             yield line, flat(entry)
 
 

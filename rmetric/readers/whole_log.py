@@ -70,7 +70,7 @@ class _KeptRun:
     def halve(self, kind: str) -> int:
         """Keep half as many records of a kind; returns the number of those dropped."""
         before, self.every[kind] = self.kept[kind], self.every[kind] * 2
-        first = {one[0] // self.every[kind]: one for one in reversed(before)}
+        first = {entry[0] // self.every[kind]: entry for entry in reversed(before)}
         self.kept[kind] = list(first.values())[::-1]
         return len(before) - len(first)
 

@@ -21,7 +21,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class _Replaced(BaseException):
-    """The file was cut short or another has taken its name; says how. No error of a reader."""
+    """The file was cut short or another has taken its name; states how. No error of a reader."""
 
 
 class Follower:
@@ -111,7 +111,7 @@ class Follower:
             try:
                 log = self._log = open_log(self.path, self.mapping, growing=source)
             except UnknownFormat:
-                # Its first lines may not say yet what it is.
+                # Its first lines may not show yet what it is.
                 if not self._may_grow_clear(source):
                     raise
         for id, record in log:
@@ -155,7 +155,7 @@ class Follower:
             caught_up(self._log)
 
     def _look(self) -> None:
-        """Say so when the file is gone; one that comes back is another file."""
+        """Report when the file is gone; one that comes back is another file."""
         is_gone = not self.path.exists()
         if is_gone and not self._gone:
             self._say(f"{self.path}: it was removed or moved; waiting for it to come back")
@@ -167,7 +167,7 @@ class Follower:
 
 
 class _Growing(Source):
-    """The bytes of a file that grows, waited for; an empty block says that all was read."""
+    """The bytes of a file that grows, waited for; an empty block means that all was read."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower

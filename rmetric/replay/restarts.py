@@ -22,7 +22,7 @@ from rmetric.records import Record, Run
 Floats = NDArray[np.float64]
 Sides = tuple[float, float]
 
-#: Records on either side that are compared, and the fewest that tell anything.
+#: Records on either side that are compared, and the fewest that suffice.
 _WIDTH, _FEWEST, _LONG = 20, 5, 80
 #: More falls of the step than this are no restarts, but several writers or an odd order.
 _MOST = 20
@@ -35,7 +35,7 @@ _TO_START = 0.6
 #: Relative difference of a rate to that of the same step, and to one that had to be extrapolated.
 _OTHER_RATE, _FAR_RATE = 0.02, 0.1
 _RESUMES = re.compile(r"resume|restart|cont")
-#: Words of file names that tell the parts of a run apart, like numbers.
+#: Words of file names that number the parts of a run.
 _PARTS = re.compile(
     r"(?:[_.-]*(?:resumed?|restart(?:ed)?|continued?|cont|part|full|[0-9]+)(?![a-z]))+"
 )
@@ -103,8 +103,8 @@ class Restarts:
     alone, it begins where that ends, or before that, and no other log fits as well.
 
     Attributes:
-        continued: the log with which the one that was asked for last goes on, if they are one run:
-            its steps begin where that ends, or its name says that it resumes. Else None.
+        continued: the log with which the one that was requested last goes on, if they are one run:
+            its steps begin where that ends, or its name states that it resumes. Else None.
     """
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ def _of_loss(earlier: Course, same: Course, after: Course, start: Floats) -> str
 
 
 def _noise(losses: Floats) -> tuple[float, float]:
-    """Standard deviation about a line, and of how many neighbours one tells something new."""
+    """Standard deviation about a line, and of how many neighbours one is independent."""
     places = np.arange(len(losses))
     rest = losses - np.polyval(np.polyfit(places, losses, 1), places)
     deviation = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))

@@ -24,7 +24,7 @@ _SOURCES = {
 class Score(NamedTuple):
     """The metric after one record; see `RMetric`.
 
-    The score is nan at every record of a run that says nothing of what R is made of.
+    The score is nan at every record of a run that logs nothing of what R is made of.
     """
 
     step: int
@@ -99,8 +99,8 @@ class ScoredRun:
         """True if the log states an R that differs from the computed one."""
         stated = self.stated.scores if self.stated else []
         return any(
-            one is not None and not is_same_r(ours.score, one)
-            for one, ours in zip(stated, self.scores, strict=False)
+            score is not None and not is_same_r(ours.score, score)
+            for score, ours in zip(stated, self.scores, strict=False)
         )
 
 

@@ -53,8 +53,8 @@ def plot_run(
         calibrated: the calibrated detector's trace for the middle panel; None shows the
             components of the published R there.
     """
-    said = [] if verdict is None else [verdict.text, verdict.numbers_and_advice]
-    words = [line for text in said for line in wrap(_plain(text), _VERDICT_LETTERS)][:4]
+    texts = [] if verdict is None else [verdict.text, verdict.numbers_and_advice]
+    words = [line for text in texts for line in wrap(_plain(text), _VERDICT_LETTERS)][:4]
     height = _HEIGHT + _VERDICT_LINE * len(words)
     figure = Figure(figsize=(COLUMN_WIDTH, height))
     panels = figure.subplots(3, sharex=True, height_ratios=[3, 2.2, 2.4])

@@ -546,18 +546,18 @@ def checked_where(where: object) -> None:
 
 def checked_parts(scheduler: object, extra: object) -> None:
     schedulers = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
-    named = {f"scheduler {i}": one for i, one in enumerate(schedulers) if one is not None}
+    named = {f"scheduler {i}": part for i, part in enumerate(schedulers) if part is not None}
     if extra is not None:
         if not isinstance(extra, Mapping):
             raise ValueError(f"extra is {extra!r}: a mapping from names to objects is accepted")
         for name in extra:
             if name == "scaler" or str(name).startswith("scheduler "):
                 raise ValueError(f"extra[{name!r}]: this name is the rescue's own")
-        named |= {f"extra[{name!r}]": one for name, one in extra.items()}
-    for name, one in named.items():
+        named |= {f"extra[{name!r}]": part for name, part in extra.items()}
+    for name, part in named.items():
         for method in ("state_dict", "load_state_dict"):
-            if isinstance(one, type) or not callable(getattr(one, method, None)):
-                raise ValueError(f"{name} is {one!r}: it has no {method}")
+            if isinstance(part, type) or not callable(getattr(part, method, None)):
+                raise ValueError(f"{name} is {part!r}: it has no {method}")
 
 
 def several(value: Any) -> list[Any]:

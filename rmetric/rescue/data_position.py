@@ -132,7 +132,7 @@ class DataPosition(ABC):
         if before is not None and after is not None and same_state(before, host_random_state()):
             set_random_state(after)
 
-    # -- what a rescue asks and sets
+    # -- what a rescue reads and sets
 
     @property
     def left_out(self) -> list[tuple[int, int]]:

@@ -116,7 +116,7 @@ class LossLevel:
 
 
 class Judgement:
-    """Collects the evidence of this rank, asks the policy, and keeps what it decided.
+    """Collects the evidence of this rank, passes it to the policy, and keeps what that decided.
 
     It calls neither the monitor nor the training: `Rescue` carries out what is `due`.
     """

@@ -66,7 +66,7 @@ def save_held(folder: Path, parts: Parts, step: int, group: Any = None) -> Path:
 
 def _content(parts: Parts, step: int) -> dict[str, Any]:
     left_out: dict[str, str] = {}
-    others = plain_states({name: one.state_dict for name, one in parts.others.items()}, left_out)
+    others = plain_states({name: part.state_dict for name, part in parts.others.items()}, left_out)
     optimizer = None if parts.optimizer is None else parts.optimizer.state_dict
     own = plain_states({"optimizer": optimizer, "monitor": parts.monitor.state_dict}, left_out)
     own |= {"scheduler": others.get("scheduler 0"), "scaler": others.get("scaler"), "extra": others}

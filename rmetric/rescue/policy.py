@@ -1,12 +1,12 @@
 """Rescue policy: a state machine from evidence to decisions. No torch, no clock.
 
-It is told nothing but steps and evidence, so its laws can be tested on streams of events:
+It receives nothing but steps and evidence, so its laws can be tested on streams of events:
 
 - it goes back only to a snapshot of before the evidence, older than the probation;
 - a step whose gradient is not finite is never taken;
 - the steps that it repeats are bounded by a budget, after which it holds unless the loss is back;
 - an incident ends when the loss is back, and not because its level has become usual;
-- a run without evidence is only asked for snapshots.
+- a run without evidence only has to make snapshots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rmetric._util.errors import as_number, require
 KINDS = ("not_finite", "explosion", "no_update", "worker", "settings", "data", "unknown")
 #: Kinds whose evidence names its first step, and by how much the other ones may name it too late.
 EXACT, _LATE = ("not_finite", "explosion", "no_update"), 10
-#: Kinds of which the loss says nothing.
+#: Kinds that the loss does not show.
 BLIND = ("not_finite", "no_update")
 #: Steps by which the evidence of two tries may differ and still be of the same data.
 SAME_PLACE = 2
@@ -233,7 +233,7 @@ class RescuePolicy:
         before, state.snapshots = state.snapshots, [*state.snapshots, step]
         young = [s for s in state.snapshots if s > step - probation]
         good = [s for s in state.snapshots if s <= step - probation]
-        # The far one moves on when its successor is as old as `far` asks.
+        # The far one moves on when its successor is as old as `far` requires.
         far = [s for s in good if s <= step - far_age][-1:] or good[:1]
         middle = [s for s in good if far and s >= (far[0] + step - probation) / 2][:1]
         state.snapshots = sorted({*young, *good[-1:], *far, *middle})

@@ -39,7 +39,7 @@ class KeptBatch:
 class RecentBatches:
     """Source of batches that can be set back: the last ones are kept, at most `limit` bytes.
 
-    `problem` says why older batches are not kept; `position` counts the batches before the next
+    `problem`: why older batches are not kept; `position` counts the batches before the next
     one, in the order of the data, of which the intervals in `skipped` are not used again.
     """
 
@@ -190,10 +190,10 @@ def host_random_state() -> HostState:
 
 
 def same_state(state: HostState, other: HostState) -> bool:
-    one, another = state["numpy"], other["numpy"]
+    first, second = state["numpy"], other["numpy"]
     return (
         torch.equal(state["torch"], other["torch"])
         and state["python"] == other["python"]
-        and one[2:] == another[2:]
-        and bool(np.array_equal(one[1], another[1]))
+        and first[2:] == second[2:]
+        and bool(np.array_equal(first[1], second[1]))
     )

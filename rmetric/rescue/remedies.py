@@ -123,7 +123,7 @@ class WorkersOut:
     def _install(self) -> None:
         if not is_sharded(self._parameters):
             trained = (parameter for parameter in self._parameters if parameter.requires_grad)
-            self._removers = [one.register_hook(self._scaled).remove for one in trained]
+            self._removers = [parameter.register_hook(self._scaled).remove for parameter in trained]
             return
         modules = [m for m in self._model.modules() if isinstance(m, FSDPModule)]
         if not all(hasattr(module, "set_custom_reduce_scatter") for module in modules):

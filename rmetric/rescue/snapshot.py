@@ -51,7 +51,7 @@ class Parts:
 
     def optimizer_states(self) -> list[dict[Any, Any]]:
         """The optimiser's state of each of its parameters, tensors as this rank holds them."""
-        known = (self.optimizer.state.get(one, {}) for group in self.groups() for one in group)
+        known = (self.optimizer.state.get(p, {}) for group in self.groups() for p in group)
         return [
             {k: local(v.detach()) if isinstance(v, Tensor) else v for k, v in state.items()}
             for state in known
@@ -168,8 +168,8 @@ def small_state(parts: Parts) -> dict[str, Any]:
         # First: what follows may draw random numbers.
         "random": random_state(parts.devices()),
         "data": parts.data.state(),
-        "others": {name: copy.deepcopy(one.state_dict()) for name, one in parts.others.items()},
-        "modules": {name: copy.deepcopy(one.get_extra_state()) for name, one in modules.items()},
+        "others": {name: copy.deepcopy(part.state_dict()) for name, part in parts.others.items()},
+        "modules": {name: copy.deepcopy(m.get_extra_state()) for name, m in modules.items()},
     }
 
 
@@ -182,13 +182,13 @@ def restorers(
     owners = {"others": (parts.others, "load_state_dict"),
               "modules": (parts.with_extra_state(), "set_extra_state")}  # fmt: skip
     for kind, (parts_of_kind, method) in owners.items():
-        for name, one in parts_of_kind.items():
+        for name, part in parts_of_kind.items():
             if name in state[kind]:
-                yield name, partial(_load, one, method, state[kind][name])
+                yield name, partial(_load, part, method, state[kind][name])
 
 
-def _load(one: Any, method: str, state: Any) -> None:
-    getattr(one, method)(copy.deepcopy(state))
+def _load(part: Any, method: str, state: Any) -> None:
+    getattr(part, method)(copy.deepcopy(state))
 
 
 def put(values: dict[Any, Any], key: Any, value: Any) -> None:

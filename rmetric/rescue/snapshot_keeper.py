@@ -177,12 +177,12 @@ class SnapshotKeeper:
         views = self._reserve(snapshot, tensors)
         snapshot.model, rest = views[: len(model)], iter(views[len(model) :])
         snapshot.states = [
-            {k: next(rest) if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in one.items()}
-            for one in states
+            {k: next(rest) if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in state.items()}
+            for state in states
         ]
         if parts.optimizer is not None:
             snapshot.groups = settings_of(parts.optimizer)
-            snapshot.parameters = [len(of_one) for of_one in parts.groups()]
+            snapshot.parameters = [len(group) for group in parts.groups()]
         self._copy(snapshot, list(zip(views, tensors, strict=True)))
         if self._disk is not None:
             self._disk.write(step, snapshot.memory, snapshot.copied)
@@ -270,7 +270,7 @@ class SnapshotKeeper:
     def _check_fits(self, snapshot: Snapshot) -> None:
         """Raise ValueError if a tensor of the snapshot has no place in the training any more."""
         parts = self.parts
-        fits = [len(of_one) for of_one in parts.groups()] == snapshot.parameters
+        fits = [len(group) for group in parts.groups()] == snapshot.parameters
         fits = fits and _shapes(parts.model_tensors()) == _shapes(snapshot.model)
         if fits:
             pairs = zip(parts.optimizer_states(), snapshot.states, strict=True)

@@ -40,7 +40,7 @@ class TrailingGradientVariance:
 
     A stand-in for σ² in runs that log a single norm. It measures change over
     time and not disagreement between workers, so every report that uses it must
-    say so. O(window) a step; nan until two norms were seen.
+    state that. O(window) a step; nan until two norms were seen.
 
     Args:
         window: number of norms, at least 2.

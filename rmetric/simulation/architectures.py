@@ -1,6 +1,6 @@
 """The model types of the study, the constants that they share, and the directions they train in.
 
-docs/simulator.md says where every constant comes from; the ones marked
+docs/simulator.md states where every constant comes from; the ones marked
 *fitted* or *by hand* there have no source but the behaviour they give.
 """
 

@@ -105,7 +105,7 @@ RECIPES = {
 
 
 class StudyError(RuntimeError):
-    """A folder that this study cannot go on in; says which file and why."""
+    """A folder that this study cannot go on in; states which file and why."""
 
 
 def mode_folder(out: Path, mode: str) -> Path:

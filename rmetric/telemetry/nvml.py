@@ -69,7 +69,7 @@ class NvmlEvents(AbstractContextManager["NvmlEvents"]):
         self._driver_away = False
         self._readings: tuple[Reading, ...] = ()
         self._problem: str | None = "NVML has not answered yet"
-        self._asked_at: float | None = None  # when the call in progress began
+        self._called_at: float | None = None  # when the call in progress began
         self._closed, self._settled = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmetric-nvml", daemon=True)
         try:
@@ -115,8 +115,8 @@ class NvmlEvents(AbstractContextManager["NvmlEvents"]):
         self.close()
 
     def _hung_seconds(self) -> float | None:
-        asked_at = self._asked_at
-        seconds = 0.0 if asked_at is None else monotonic() - asked_at
+        called_at = self._called_at
+        seconds = 0.0 if called_at is None else monotonic() - called_at
         return seconds if seconds > HUNG_AFTER_SECONDS else None
 
     def _run(self) -> None:
@@ -126,13 +126,13 @@ class NvmlEvents(AbstractContextManager["NvmlEvents"]):
             except Exception as error:  # nothing may reach the training
                 self._problem = str(error) or type(error).__name__
                 self._driver_away |= getattr(error, "driver_away", False)
-            self._readings, self._asked_at = (), None
+            self._readings, self._called_at = (), None
             self._settled.set()
             self._closed.wait(self._interval)
 
     def _watch(self) -> None:
         """Read and listen until NVML breaks, which raises, or this is closed."""
-        self._asked_at = monotonic()
+        self._called_at = monotonic()
         try:
             import pynvml
         except ImportError:
@@ -160,7 +160,7 @@ class NvmlEvents(AbstractContextManager["NvmlEvents"]):
         began = monotonic()
         library.count()
         for gpu in self._gpus:
-            now = self._asked_at = monotonic()
+            now = self._called_at = monotonic()
             changes = self._changes[gpu]
             try:
                 reading = library.read(gpu, now)
@@ -183,7 +183,7 @@ class NvmlEvents(AbstractContextManager["NvmlEvents"]):
     def _listen(self, library: NvmlLibrary, until: float) -> None:
         """Take Xids until the next reading is due; one that waits even if it is due now."""
         while not self._closed.is_set():
-            now = self._asked_at = monotonic()
+            now = self._called_at = monotonic()
             seconds = min(max(until - now, 0.0), WAIT_SECONDS)
             self._take_xid(library, seconds)
             if monotonic() >= until:

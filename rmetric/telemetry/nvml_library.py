@@ -16,7 +16,7 @@ CLOSED = {
     12: "NVML is not on this machine: there is no NVIDIA driver, or this container does not see it",
     18: "the NVIDIA driver was changed under this process: its library and kernel module differ",
 }
-#: Of these, those that say that the driver itself is away.
+#: Of these, those that mean that the driver itself is away.
 DRIVER_AWAY = (9, 12, 18)
 #: Return codes by which a GPU is gone, as kinds of events.
 GONE = {15: "gpu_lost", 16: "gpu_reset_required", 28: "gpu_lost"}
@@ -102,13 +102,13 @@ class NvmlLibrary:
         count = self.count()
         if count == 0:
             raise NvmlClosed("the NVIDIA driver lists no GPU")
-        asked = _visible_to_cuda() if devices is None else devices
-        if asked is None:
+        requested = _visible_to_cuda() if devices is None else devices
+        if requested is None:
             return list(range(count))
-        found = [gpu for device in asked for gpu in range(count) if self._is(gpu, device)]
-        if len(found) != len(asked) or not found:
+        found = [gpu for device in requested for gpu in range(count) if self._is(gpu, device)]
+        if len(found) != len(requested) or not found:
             listed = f"the driver lists {count}, from 0"
-            raise NvmlClosed(f"the GPUs asked for are {list(asked)!r}; {listed}")
+            raise NvmlClosed(f"the GPUs asked for are {list(requested)!r}; {listed}")
         return found
 
     def read(self, gpu: int, time: float) -> Reading:
@@ -207,10 +207,10 @@ class NvmlLibrary:
         """NVLink errors over all links, in whichever of two ways this GPU reports them."""
         if gpu not in self._link_fields:
             self._link_fields[gpu] = self._find_link_fields(handle)
-        asked = self._link_fields[gpu]
+        fields = self._link_fields[gpu]
         sums: dict[str, int | None] = dict.fromkeys(NVLINK_OF_A_LINK)
         for (name, _), value in zip(
-            asked, self._fields(handle, [n for _, n in asked]), strict=True
+            fields, self._fields(handle, [n for _, n in fields]), strict=True
         ):
             if value is not None:  # inactive links report none
                 sums[name] = (sums[name] or 0) + value

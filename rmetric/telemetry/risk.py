@@ -34,7 +34,7 @@ class RiskWeights:
 
 FACTORS = tuple(weight.name for weight in fields(RiskWeights))
 
-#: Counters whose rise is an error, and the setting that says how large a rise is a full one.
+#: Counters whose rise is an error, and the setting of how large a rise is a full one.
 ERRORS = {
     "ecc_corrected_errors": "corrected_errors_full",
     "ecc_uncorrected_errors": "uncorrected_errors_full",

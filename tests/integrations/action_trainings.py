@@ -93,7 +93,7 @@ def outcome(weights, steps, monitor, log):
     made = Outcome(weights.tolist(), steps)
     if monitor is not None:
         made.usable = monitor.usable
-        made.slips = sorted(monitor.protocol.told)
+        made.slips = sorted(monitor.protocol.slips)
         if log.exists():
             made.records = read_log(log).records
     return made

@@ -171,7 +171,7 @@ def test_hardware_events_that_cannot_be_had_cost_themselves_alone(tmp_path, trai
 def test_an_optimizer_of_another_model_is_warned_about(tmp_path, trainer):
     callback = watch(trainer, tmp_path)
     fit(trainer, tmp_path, [callback], Net(other=make_model()))
-    assert callback.monitor.protocol.told == {"other_model"}
+    assert callback.monitor.protocol.slips == {"other_model"}
 
 
 @both
@@ -182,7 +182,7 @@ def test_a_validation_loss_that_never_comes_is_logged_once(tmp_path, trainer, ev
     [message] = [m for m in caplog.messages if "had the metric" in m]
     assert "'no/loss'" in message
     assert {"hugging_face": "eval_loss", "lightning": "val_loss"}[trainer] in message
-    assert callback.monitor.protocol.told == {"validation_loss"}
+    assert callback.monitor.protocol.slips == {"validation_loss"}
 
 
 @long_in_one

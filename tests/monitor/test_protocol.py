@@ -265,7 +265,7 @@ def test_a_slip_is_warned_about_once_and_the_weights_are_the_same(step, tmp_path
     assert loop.monitor.usable
     [message] = warnings(caplog)
     assert words in message
-    assert loop.monitor.protocol.told == {slip}
+    assert loop.monitor.protocol.slips == {slip}
     assert same_weights(alone.model, loop.model)
 
 
@@ -368,7 +368,7 @@ def test_steps_that_a_scaler_leaves_out_are_no_slip(scaler):
     loop.monitor.close()
     assert known.get_scale() < 2.0**127
     assert not all(map(torch.equal, before, loop.model.parameters()))
-    assert loop.monitor.protocol.told == set()
+    assert loop.monitor.protocol.slips == set()
 
 
 @pytest.mark.parametrize("actions", [[], [SkipStep]], ids=["watched", "with an action"])
@@ -377,7 +377,7 @@ def test_steps_that_a_scaler_leaves_out_are_no_slip(scaler):
 )
 def test_a_right_loop_gets_no_warning(step, actions, tmp_path):
     loop = Loop(tmp_path, [make() for make in actions]).run(step)
-    assert loop.monitor.protocol.told == set()
+    assert loop.monitor.protocol.slips == set()
     assert loop.monitor.usable
 
 

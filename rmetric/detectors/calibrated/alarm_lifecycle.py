@@ -23,7 +23,7 @@ YOUNG = 10
 LOST_RATIO, LOST_SPREADS = 4.0, 6.0
 #: Records that a level needs at least to get into the past of the training loss.
 _LAG = 5
-#: The smoothed gradient norm trails a loss that comes back, and a rate tells nothing of it.
+#: The smoothed gradient norm trails a loss that comes back, and a rate does not show it.
 _TRAILING = frozenset({"gradient_norm", "rate_beyond"})
 _OF_TRAINING_LOSS = frozenset(TrainingLoss.NAMES) | _TRAILING
 _OF_LOSSES = _OF_TRAINING_LOSS | frozenset(ValidationLoss.NAMES)

@@ -110,7 +110,7 @@ def thresholds_from(runs: Sequence[Shown], budget: float) -> Thresholds:
     names = [name for source in sources() for name in source.NAMES]
     most = {name: max(s.most.get(name, 0.0) for s in kept) for name in names}
     alone = {n: max(x, rounded(MARGIN * most.get(n, 0.0))) for n, x in FLOORS.alone.items()}
-    # Pairs are raised as a whole: which of the two was at fault cannot be told.
+    # Pairs are raised as a whole: which of the two was at fault is not known.
     pair = max(s.pair for s in kept)
     factor = MARGIN * pair if pair > 1 else 1.0
     together = {n: rounded(x * factor) for n, x in FLOORS.together.items()}

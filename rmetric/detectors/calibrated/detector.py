@@ -35,7 +35,7 @@ SUFFICES = {
     **dict.fromkeys(("update_size", "gradient_norm", "rate_beyond"), 1.0),
     "loss_drift": 0.6,  # smoothed over some ten records
 }
-#: What counts in no other pair: the probe loss tells the same as the validation loss.
+#: What counts in no other pair: the probe loss is evidence of the same as it.
 ONLY_SO = frozenset({"validation_rise", "rate_beyond"})
 
 
@@ -76,7 +76,7 @@ class CalibratedDetector:
 
     Its weaknesses: it needs some ten records before it can judge a level; what
     fails within a step shows nothing before; and a level that lasts for some thirty
-    records becomes usual, so an alarm tells the begin of a failure and not its end.
+    records becomes usual, so an alarm marks the begin of a failure and not its end.
 
     Args:
         thresholds: those of `rmetric calibrate`; by default the shipped ones.
@@ -327,7 +327,7 @@ def _strength(value: float, limit: float) -> float:
 
 
 def _second(found: list[_Strength]) -> tuple[float, list[tuple[int, str]]]:
-    (_, by), (strength, other) = sorted(found, key=lambda one: -one[0])[:2]
+    (_, by), (strength, other) = sorted(found, key=lambda pair: -pair[0])[:2]
     return strength, [by, other]
 
 

@@ -23,7 +23,7 @@ _MOST_SPREADS = 6.0
 _MOST_APART = 5.0
 _SETTLED = 10
 _DEAD = log(1e-9)  # a norm below is none
-#: How fast the usual norm of a worker follows, where only its own past tells who of two is odd.
+#: How fast the usual norm of a worker follows, where only its own past shows which of two is odd.
 _FOLLOWING = 0.02
 #: Of two workers neither is in the majority.
 _PAIR = 2
@@ -147,7 +147,7 @@ class Gradients(EvidenceSource):
         """The worker that its cosine or norm sets apart most, in units of `limits`.
 
         None where most workers send zeros: the one that differs is then the healthy one. None
-        where two workers oppose each other: nothing tells which of them is wrong.
+        where two workers oppose each other: nothing shows which of them is wrong.
         """
         if self._middle < _DEAD:
             return None

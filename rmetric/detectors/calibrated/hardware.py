@@ -19,7 +19,7 @@ class HardwareEvents(EvidenceSource):
                          records, were they Poisson at the rate of all records before
 
     One event is added to those before, so that a first event is no surprise by itself; nothing is
-    said before the hundredth record.
+    reported before the hundredth record.
     Events of the application are not counted.
     """
 
@@ -49,7 +49,7 @@ class HardwareEvents(EvidenceSource):
             self.statistics["hardware_events"] = poisson_surprise(self._recent, expected)
 
     def restart(self) -> None:
-        """A change of the training says nothing of the hardware."""
+        """A change of the training is no evidence of the hardware."""
 
     def words(self, name: str) -> str:
         rate = self._before / max(self._records, 1) * _WINDOW

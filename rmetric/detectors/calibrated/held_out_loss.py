@@ -36,7 +36,7 @@ class ValidationLoss(EvidenceSource):
     s is the scale of the Student-t that predicts the next change, with f + n degrees of freedom:
     f and s0 are of many healthy runs (`python -m studies.fault_lab.evaluation_prior`), and the
     run's own rises r > 0 update them, the eight newest without that of the evaluation before.
-    Falls do not: they tell how fast it learns. Evaluations of 0 or less have no logarithm and are
+    Falls do not: they show how fast it learns. Evaluations of 0 or less have no logarithm and are
     left out.
     """
 
@@ -91,7 +91,7 @@ class ProbeLoss(EvidenceSource):
         probe_rise  EWMA (0.3) of the probe loss above the lowest that it was after the fifth,
                     in units of 2 % of that, at least 0.001; from the sixteenth on
 
-    No noise of the data is in it, so it tells harder data from damaged weights.
+    No noise of the data is in it, so it separates harder data from damaged weights.
     """
 
     NAMES = ("probe_rise",)

@@ -82,7 +82,7 @@ class NotFinite(EvidenceSource):
         return "", ""
 
     def _is_mended(self, record: Record) -> bool:
-        # A record that says nothing of the values does not mend them.
+        # A record without the values does not mend them.
         if self._field == "skipped":
             return self._skipped == 0
         return not record.skipped and getattr(record, self._field) is not None

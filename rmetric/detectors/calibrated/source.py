@@ -31,7 +31,7 @@ class EvidenceSource(ABC):
             absent while there is nothing to judge by. Each has its own unit,
             which the source's docstring gives.
         begun: name -> step of the first of the records that the statistic rests on now, for
-            `reason` and no score; absent where the source does not say. Of one that is smoothed
+            `reason` and no score; absent where the source has none. Of one that is smoothed
             it is the first of the present stretch of values that were themselves unusual.
 
     `update` is called once a record; one that does not hold what the source
@@ -115,7 +115,7 @@ class LaggedPast:
     Args:
         window: values remembered, at least `least`.
         lag: newest values left out; may be changed.
-        least: values needed before anything is said, at least 4; may be changed.
+        least: values needed before anything is scored, at least 4; may be changed.
 
     >>> past = LaggedPast(window=8, lag=2, least=4)
     >>> for x in (1.0, 2.0, 3.0, 4.0, 5.0, 900.0, 900.0):
@@ -205,8 +205,8 @@ class Deviation:
 class Resolution:
     """Smallest step between values that differ, `lag` values ago: how finely a log is rounded.
 
-    One step may be a rise; several of them tell the rounding, and `step` is 0 until eight values
-    differed from the one before. With the lag a rise does not tell its own resolution.
+    One step may be a rise; several of them show the rounding, and `step` is 0 until eight values
+    differed from the one before. With the lag a rise does not set its own resolution.
 
     >>> resolution = Resolution(lag=1)
     >>> for x in (0.0, 0.002, 0.001) * 4 + (7.0,):

@@ -63,7 +63,7 @@ class TrainingLoss(EvidenceSource):
                     70 % and four steps will do as well in the first 40 records, and nothing else
                     in the first 20
 
-    A usual step is the noise that the median step tells of, at least 2 % of the loss. A spread
+    A usual step is the noise that the median step implies, at least 2 % of the loss. A spread
     is at least 1 % of the usual loss. Both are at least the resolution of the log. All three are
     free of scale: c times the losses, c > 0, gives the same.
 

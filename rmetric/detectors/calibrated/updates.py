@@ -12,7 +12,7 @@ _SMOOTHING = 0.3
 _DOWN, _UP = -3.0, 5.0
 #: An update that is half as large again is itself unusual.
 _UNUSUAL = log(1.5)
-#: Below this share of its peak the scheduled rate says little of the update.
+#: Below this share of its peak the scheduled rate predicts the update badly.
 _FINISHED = 0.01
 
 

@@ -38,7 +38,7 @@ class ModelShape:
         shared_expert_ffn: width of the expert that all tokens visit.
         shared_expert_gate: that expert has a gate (Qwen 2).
         dense_layers: the first layers that have no experts.
-        assumed: what a file did not say, in sentences.
+        assumed: what a file did not state, in sentences.
     """
 
     layers: int
@@ -235,7 +235,7 @@ class ModelShape:
         return matrices * self.hidden * width + bias
 
 
-#: What each model type is where its config does not say, as transformers has it.
+#: What each model type is where its config does not state it, as transformers has it.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {},

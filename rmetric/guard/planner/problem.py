@@ -153,8 +153,8 @@ class Problem:
 
     @property
     def uneven_batch(self) -> bool:
-        asked = self.options.uneven_batch
-        return self.engine.uneven_batch if asked is None else asked
+        requested = self.options.uneven_batch
+        return self.engine.uneven_batch if requested is None else requested
 
     @cached_property
     def micro_batches(self) -> tuple[int, ...]:

@@ -345,7 +345,7 @@ def _memory(problem: Problem, layout: Layout, recompute: bool) -> MemoryEstimate
 
 
 def _accumulation(problem: Problem, at_once: int) -> int:
-    """Micro-batches a copy for the batch nearest to the one asked; 0 if that is too far."""
+    """Micro-batches a copy for the batch nearest to the requested one; 0 if that is too far."""
     return nearest_multiple(problem.batch.samples, at_once, problem.batch.largest_change) // at_once
 
 
@@ -367,7 +367,7 @@ def _bound(problem: Problem, split: Split) -> float:
     return (1 + 1e-9) * pipeline * at_once * context / seconds * most / (most + pipeline - 1)
 
 
-# -- the choice, and what is said of it
+# -- the choice, and its description
 
 
 def problem_of(
@@ -493,17 +493,17 @@ def _too_little(cluster: Cluster, needed: MemoryEstimate) -> str:
 
 
 def _no_layout(problem: Problem) -> str:
-    """Constraint when the rules exclude every layout: a size that was asked for, or the batch."""
+    """Constraint when the rules exclude every layout: a requested size, or the batch."""
     if any(True for _ in _families(problem)):
         return (
             f"batch: no micro-batch of {', '.join(map(str, problem.micro_batches))} and number of "
             f"copies comes to {problem.batch.samples} samples"
         )
-    asked = {name: sizes for name in SIZES if (sizes := getattr(problem.options, name))}
+    requested = {name: sizes for name in SIZES if (sizes := getattr(problem.options, name))}
     words = ", ".join(
-        f"{SIZES[name]} of {'/'.join(map(str, sizes))}" for name, sizes in asked.items()
+        f"{SIZES[name]} of {'/'.join(map(str, sizes))}" for name, sizes in requested.items()
     )
-    first = Layout(**{name: sizes[0] for name, sizes in asked.items()})
+    first = Layout(**{name: sizes[0] for name, sizes in requested.items()})
     broken = [*_broken_sizes(problem, first), rules.node_rule(problem, first)]
     reasons = "; ".join(filter(None, broken)) or "the sizes exclude each other"
     return f"no layout with {words}: {reasons}"

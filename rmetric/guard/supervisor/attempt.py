@@ -209,10 +209,10 @@ class Attempt:
         self.pids[node] = process.pid
         self._processes.append(process)
 
-        def tell(running: subprocess.Popen[bytes] = process) -> None:
+        def report(running: subprocess.Popen[bytes] = process) -> None:
             self._on_exit(self.number, node, running.wait())
 
-        threading.Thread(target=tell, daemon=True).start()
+        threading.Thread(target=report, daemon=True).start()
         return warm
 
     def _error_file(self, node: str) -> Path:

@@ -277,14 +277,14 @@ def is_lasting(raised: str, code: int | None, arguments: Sequence[str] = ()) -> 
     if name in PATHS:
         values = {part for word in arguments for part in (word, word.partition("=")[2]) if part}
         return any(path in values for path in _QUOTED.findall(message))
-    # An import cannot pass, whatever its message says of connections.
+    # An import cannot pass, whatever its message states of connections.
     if name in ("ImportError", "ModuleNotFoundError", "SyntaxError"):
         return True
     return name in LASTING and not PASSING.search(message)
 
 
 def is_disk_full(words: str) -> bool:
-    """True if a message says that the disk, or the quota, is full."""
+    """True if a message states that the disk, or the quota, is full."""
     return bool(_DISK_FULL.search(words))
 
 

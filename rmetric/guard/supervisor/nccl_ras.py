@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from rmetric.guard.run_folder import Heartbeat
 
-#: Where NCCL listens unless `NCCL_RAS_ADDR` says otherwise.
+#: Where NCCL listens unless `NCCL_RAS_ADDR` is set.
 ADDRESS = "localhost:28028"
 #: Seconds for all of it, those in which NCCL collects what it can reach, and those for a greeting.
 ASK_SECONDS, COLLECT_SECONDS, GREETING_SECONDS = 10.0, 2, 1.0
@@ -32,7 +32,7 @@ _MISSING = {"INCOMPLETE": "does not answer", "DEAD": "is considered dead"}
 def ask(address: str, seconds: float = ASK_SECONDS) -> str:
     """The state of the job of the processes that listen there; empty where none answers in time.
 
-    All processes of a node share the port, also one that is stopped: it is asked again then.
+    All processes of a node share the port, also one that is stopped: the query is repeated then.
     """
     host, _, port = address.rpartition(":")
     until = time.monotonic() + seconds

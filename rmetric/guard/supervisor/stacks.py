@@ -1,9 +1,9 @@
-"""What the ranks of a launch do while it hangs, and what the diagnosis says of it.
+"""What the ranks of a launch do while it hangs, and the diagnosis of it.
 
 A look is a folder of the run folder, ``stacks/N``, that `rmetric diagnose` reads: of each rank of
 this node the stack of its main thread in the form of py-spy (`rank_3.txt`), its flight recorder
 (`nccl_trace_rank_3`), and in `processes-NODE.log` its last step, whether it is stopped, and what
-NCCL's RAS service says of it, whose reply is `nccl_ras-NODE.txt`. Nothing is stopped or ended.
+NCCL's RAS service reports of it, whose reply is `nccl_ras-NODE.txt`. Nothing is stopped or ended.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def collect(folder: RunFolder, into: Path) -> list[str]:
         )
 
     with ThreadPoolExecutor(8) as pool:
-        asked = pool.submit(_state_by_ras, launch, here, into)
+        reply = pool.submit(_state_by_ras, launch, here, into)
         looks = list(pool.map(look, beats.values()))
-    stated = asked.result()
+    stated = reply.result()
     lines = [f"[rank{rank}]: step {beat.step}\n" for rank, beat in beats.items()]
     lines += [f"[rank{r}]: State:\tT (stopped)\n" for r in beats if states[r] in STOPPED]
     lines += [f"{line}\n" for line in stated]
@@ -146,7 +146,7 @@ def _state_by_ras(launch: Sequence[Heartbeat], here: str, into: Path) -> list[st
 
 
 def _recorder(beat: Heartbeat, into: Path) -> str:
-    """Copy the dump of a rank's flight recorder, asked for where torch listens; words about it."""
+    """Copy the dump of a rank's flight recorder, requested where torch listens; words about it."""
     process, name = Path(f"/proc/{beat.pid}"), f"nccl_trace_rank_{beat.rank}"
     with suppress(OSError):
         environ = _environ(beat)
@@ -170,13 +170,13 @@ def _gpu_use() -> list[str]:
         return []
     with NvmlEvents() as hardware:
         hardware.ready(NVML_SECONDS)
-        return [f"GPU {one.gpu}: {one.utilisation_percent} % busy" for one in hardware.readings()]
+        return [f"GPU {gpu.gpu}: {gpu.utilisation_percent} % busy" for gpu in hardware.readings()]
 
 
 class Adviser:
     """Asks for diagnoses, each of at most `seconds`, by commands in processes of their own.
 
-    The answers are lines of the journal: `advice`, or `trouble` that says why there is none.
+    The answers are lines of the journal: `advice`, or `trouble` with why there is none.
     """
 
     def __init__(self, folder: RunFolder, program: Program, seconds: float) -> None:
@@ -205,14 +205,14 @@ class Adviser:
 
     def _diagnosis(self, launch: int, *arguments: Path | str) -> dict[str, Any]:
         """The line of the journal about a launch, from what is diagnosed with these arguments."""
-        printed, said = self._run([*_RMETRIC, "diagnose", *map(str, arguments), "--json"])
+        printed, errors = self._run([*_RMETRIC, "diagnose", *map(str, arguments), "--json"])
         try:
             found = json.loads(printed)
         except ValueError:
-            why = said.decode("utf-8", "replace").strip().rpartition("\n")[2] or "no answer"
+            why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2] or "no answer"
             return {"event": "trouble", "words": f"launch {launch}: no diagnosis: {why}"}
         # The first suspect is named, else the only rank that logged the cause.
-        causes = [one["who"] for one in found["events"] if one["role"] == "cause"]
+        causes = [event["who"] for event in found["events"] if event["role"] == "cause"]
         name = causes[0][0].removeprefix("rank ") if causes and len(causes[0]) == 1 else ""
         rank = int(name) if name.isdigit() else None
         rank = found["nodes"][0]["rank"] if found["nodes"] else rank
@@ -224,7 +224,7 @@ class Adviser:
         return {"event": "advice", "launch": launch, "words": words, "rank": rank, **kept}
 
     def _run(self, command: Sequence[str]) -> tuple[bytes, bytes]:
-        """What a command prints and says; of one that cannot do so in time, why."""
+        """Standard output and errors of a command; of one that takes too long, why."""
         nothing, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
             process = subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe)

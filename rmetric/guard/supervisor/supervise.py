@@ -38,7 +38,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVING = signal.SIGUSR1
 #: Seconds from TERM to KILL where the ranks wait for one that is lost, and nothing is saved.
 QUICK_GRACE = 0.5
-#: Events that a webhook is told of.
+#: Events that are sent to a webhook.
 POSTED = ("failure", "advice", "dropped", "not saved", "over")
 #: Exit code after an internal error.
 CODE_INTERNAL_ERROR = 1
@@ -308,8 +308,8 @@ class Supervisor:
                 process.kill()
             self._advisers.shutdown(cancel_futures=True)
         while self._advice and (to_the_end or self._advice[0].done()):
-            if not (one := self._advice.pop(0)).cancelled():
-                self._record(**one.result())
+            if not (future := self._advice.pop(0)).cancelled():
+                self._record(**future.result())
 
     def _send(self, event: Callable[..., list[core.Action]], *arguments: Any, **more: Any) -> None:
         """Carry out the actions that answer an event of the core."""

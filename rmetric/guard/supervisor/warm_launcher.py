@@ -88,7 +88,7 @@ class ForkedRank:
         reading, self._writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            for writing in (self._writing, *(one._writing for one in earlier)):
+            for writing in (self._writing, *(rank._writing for rank in earlier)):
                 os.close(writing)
             become_rank(reading)
         os.close(reading)

@@ -89,12 +89,12 @@ def attach(module: ModuleType) -> None:
 def _add_callback(trainer: Any, integration: ModuleType) -> None:
     """Add a callback with the settings of the environment, if the trainer has none."""
     handler = getattr(trainer, "callback_handler", trainer)
-    if any(isinstance(one, integration.RMetricCallback) for one in handler.callbacks):
+    if any(isinstance(callback, integration.RMetricCallback) for callback in handler.callbacks):
         return
     settings = settings_of(os.environ)
     # First: Lightning wants those that save checkpoints to be the last.
     handler.callbacks.insert(0, integration.RMetricCallback(**settings))
-    _tell(settings)
+    _print_settings(settings)
 
 
 def _watch_metrics(trainer: Any, integration: ModuleType) -> None:
@@ -104,10 +104,10 @@ def _watch_metrics(trainer: Any, integration: ModuleType) -> None:
         logger.error("rmetric: torchtitan's loop cannot go back: rescue is off, alarms are told")
     schedule = trainer.config.parallelism.pipeline_parallel_schedule
     if integration.watch(trainer.metrics_processor, pp_schedule=schedule, **settings):
-        _tell(settings)
+        _print_settings(settings)
 
 
-def _tell(settings: Mapping[str, Any]) -> None:
+def _print_settings(settings: Mapping[str, Any]) -> None:
     if os.environ.get("RANK", "0") == "0":
         actions = "".join(f", {type(action).__name__}" for action in settings["actions"])
         print(f"rmetric: log {settings['log']}{actions}", file=sys.stderr, flush=True)

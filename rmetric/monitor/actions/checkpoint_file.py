@@ -58,7 +58,7 @@ def plain(value: Any, where: str = "", copies: dict[Any, Tensor] | None = None) 
             for key, inner in value.items()
         }
     if isinstance(value, (list, tuple)):
-        inner = [plain(one, f"{where}[{i}]", copies) for i, one in enumerate(value)]
+        inner = [plain(item, f"{where}[{i}]", copies) for i, item in enumerate(value)]
         return tuple(inner) if isinstance(value, tuple) else inner
     raise TypeError(f"{where or 'the value'} is a {type(value).__name__}, not a plain value")
 
@@ -318,7 +318,7 @@ class EmergencyCheckpoint(Action):
             scheduler = next(iter(monitor.schedulers), None)
         parts = {"optimizer": monitor.optimizer, "scheduler": scheduler, "scaler": monitor.scaler,
                  "monitor": monitor}  # fmt: skip
-        states = {name: None if one is None else one.state_dict for name, one in parts.items()}
+        states = {name: None if part is None else part.state_dict for name, part in parts.items()}
         states["extra"] = self.extra_state
         kept = plain_states(states, left_out)
         alarm = self._open.earliest(step)

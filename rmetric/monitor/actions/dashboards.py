@@ -64,10 +64,10 @@ class Dashboard(Action):
         count = {f"rescue_decisions/{name}": float(self._decisions[name])}
         words, executed = decision_words(entry), self._executed
         self._submit(lambda: self.draw(count, None, executed))
-        self._submit(lambda: self.tell(RESCUE, name, words, executed))
+        self._submit(lambda: self.write_alert(RESCUE, name, words, executed))
 
     def __call__(self, alert: Alert, monitor: Monitor) -> None:
-        self._submit(lambda: self.tell(alert.source, "", str(alert), alert.step))
+        self._submit(lambda: self.write_alert(alert.source, "", str(alert), alert.step))
 
     def close(self) -> None:
         self._submit(self.finish)
@@ -77,7 +77,7 @@ class Dashboard(Action):
         """Write the numbers of a record; `step` is None for the count of a decision."""
         raise NotImplementedError
 
-    def tell(self, source: str, decision: str, words: str, step: int) -> None:
+    def write_alert(self, source: str, decision: str, words: str, step: int) -> None:
         """Write an alert, or a `decision`, whose source is `RESCUE` and whose step is executed."""
         raise NotImplementedError
 
@@ -130,7 +130,7 @@ class TensorBoard(Dashboard):
         for name, value in values.items():
             self._writer.add_scalar(f"rmetric/{name}", value, executed if step is None else step)
 
-    def tell(self, source: str, decision: str, words: str, step: int) -> None:
+    def write_alert(self, source: str, decision: str, words: str, step: int) -> None:
         self._writer.add_text(f"rmetric/{source}", words, step)
         self._writer.flush()
 
@@ -211,7 +211,7 @@ class WandB(RunDashboard):
     def log(self, values: dict[str, float], executed: int) -> None:
         self.run.log(values)
 
-    def tell(self, source: str, decision: str, words: str, step: int) -> None:
+    def write_alert(self, source: str, decision: str, words: str, step: int) -> None:
         self.run.alert(title=f"rmetric: {source} {decision}".rstrip(), text=words)
 
 
@@ -236,7 +236,7 @@ class MLflow(RunDashboard):
         for first in range(0, len(metrics), _LARGEST_BATCH):
             self._client.log_batch(self.run.info.run_id, metrics[first : first + _LARGEST_BATCH])
 
-    def tell(self, source: str, decision: str, words: str, step: int) -> None:
+    def write_alert(self, source: str, decision: str, words: str, step: int) -> None:
         name = f"{RESCUE}.{decision}" if decision else f"alert.{source}"
         self._client.set_tag(self.run.info.run_id, f"rmetric.{name}", words[:_LONGEST_TAG])
 
@@ -257,7 +257,7 @@ class Trackio(RunDashboard):
     def log(self, values: dict[str, float], executed: int) -> None:
         self.run.log(values, step=executed)
 
-    def tell(self, source: str, decision: str, words: str, step: int) -> None:
+    def write_alert(self, source: str, decision: str, words: str, step: int) -> None:
         severe = source in self.severe or decision == "hold"
         level = self._levels.ERROR if severe else self._levels.WARN
         title = f"rmetric: {source} {decision}".rstrip()

@@ -1,4 +1,4 @@
-"""Actions that tell other programs of a training: a chat or a pager, and Prometheus."""
+"""Actions that report a training to other programs: a chat or a pager, and Prometheus."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class Prometheus(Action):
         for name, (words, label) in _METRICS.items():
             is_counter = name in _COUNTERS
             found = self._counts[name] if is_counter else self._gauges.get(name, {})
-            samples = [([self._run, *([one] if label else [])], n) for one, n in [*found.items()]]
+            samples = [([self._run, *([key] if label else [])], n) for key, n in [*found.items()]]
             labels = ["run", *([label] if label else [])]
             yield family(name, words, labels, samples, counter=is_counter)
 

@@ -84,8 +84,8 @@ def page_of(
 ) -> str:
     """The page of a run; `traces` begin with the R-Metric's, see `trace_of_r_metric`.
 
-    `verdict` is that of `verdict_of`, which is asked where None is given. R as the log states it
-    has a card and a chart where it differs from ours anywhere; else a sentence says that it does
+    `verdict` is that of `verdict_of`, which is called where None is given. R as the log states it
+    has a card and a chart where it differs from ours anywhere; else a sentence states that it does
     not. The same input gives the same text. Whatever stands in the log is shown as text.
     """
     run = scored.run
@@ -216,7 +216,7 @@ def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
     points = min(MOST_POINTS, _SPARK_BYTES // (7 * max(1, len(rows))))
     kinds = Counter(row.get("verdict_kind") for row in rows)
     runs = [
-        # Of two runs with one id the files tell which is which.
+        # Two runs with one id are distinguished by their files.
         _run_of_index(row, points) | {"file": row["source"] if times[row["id"]] > 1 else ""}
         for row in sorted((row for row in rows if not row["problem"]), key=_worst_first)
     ]

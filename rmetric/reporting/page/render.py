@@ -187,7 +187,7 @@ def _render(template: str, script: str, style: str = "", **values: Any) -> str:
         styles += [Markup(style)] if style else []
     else:
         styles = [styles[1], Markup(style)]
-    # With this the browser runs our own scripts, no other, and asks no other machine.
+    # With this the browser runs our own scripts, no other, and calls no other machine.
     policy = "; ".join([
         "default-src 'none'",
         "script-src " + (" ".join(map(_source_hash, scripts)) or "'none'"),

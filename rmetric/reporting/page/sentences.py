@@ -23,7 +23,7 @@ _CAUTION = (
 
 
 class DetectorSummary(NamedTuple):
-    """Sentences on one detector; empty where there is nothing to say.
+    """Sentences on one detector; empty where there is nothing to state.
 
     Attributes:
         caution: what to keep in mind of this detector.

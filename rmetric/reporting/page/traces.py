@@ -33,7 +33,7 @@ class Alarm:
         position: of the record in the run.
         verdict: the detector's own, such as ``recovering spike``; empty where it has none.
         until: position of the record at which it ended or was judged anew; None where it lasts.
-        ended: why it ended, where it did and the detector says so.
+        ended: why it ended, where it did and the detector states that.
     """
 
     position: int
@@ -46,7 +46,7 @@ class Alarm:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorTrace(Trace):
-    """One detector on one run, with a row for each record, and what it says of its alarms.
+    """One detector on one run, with a row for each record, and the words of its alarms.
 
     Attributes:
         title: for people.
@@ -74,7 +74,7 @@ def trace_with_reasons(
     thresholds: Thresholds | None = None,
     on_records: Callable[[int, int], None] | None = None,
 ) -> DetectorTrace:
-    """Show `run` to a fresh detector of `DETECTORS`, and keep what it says beside its score.
+    """Show `run` to a fresh detector of `DETECTORS`, and keep its words beside its score.
 
     It also alarms where losses stay away or nothing is learnt, and at the end, as `rmetric watch`.
     `on_records` is called now and then with the number of records shown, and of all.
