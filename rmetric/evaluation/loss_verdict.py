@@ -323,15 +323,17 @@ def _unconfirmed(course: Course, alarms: Sequence[int]) -> RunVerdict | None:
 
 def _healthy(course: Course) -> RunVerdict:
     loss, level = course.loss, course.level
-    fall = float(level[0] - np.min(level[np.isfinite(level)]))
+    lowest, first = float(np.min(level[np.isfinite(level)])), float(loss.finite[0])
     start = level_of(loss.values[:WIDTH]) or 0.0
-    falls = fall > max(2 * course.spread, 0.01 * abs(start))
+    falls = float(level[0]) - lowest > max(2 * course.spread, 0.01 * abs(start))
+    # The level has no trace of one record; a loss may fall within it, to a level far below.
+    falls = falls or first - lowest > max(SPREADS * course.spread, SHARE_OF_LEVEL * abs(first))
     more = "" if falls else ", it does not fall"
     more += words.early_rise(loss) + words.single_records(course, -np.inf)
     # The ends of a healthy loss are no levels: they are in the text, and in no attribute.
     found = RunVerdict.of(
         "healthy", loss=loss.name, word=loss.word, more=more,
-        first=float(loss.finite[0]), last=float(loss.finite[-1]),
+        first=first, last=float(loss.finite[-1]),
     )  # fmt: skip
     return found if falls else replace(found, advice="see whether it should have fallen")
 

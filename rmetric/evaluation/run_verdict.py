@@ -185,8 +185,14 @@ def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict |
     if not policy.is_known:
         what = f"{counted(len(rewards), 'record')} with a reward"
         return RunVerdict.of("few", what=what, loss="reward")
-    text = "HEALTHY: no collapse of the reward seen"
-    return RunVerdict(kind="healthy", text=text, loss="reward", detail=course, advice="nothing")
+    flat = "" if policy.rises else ", it does not rise"
+    return RunVerdict(
+        kind="healthy",
+        text="HEALTHY: no collapse of the reward seen",
+        loss="reward",
+        detail=course + flat,
+        advice="see whether it should have risen" if flat else "nothing",
+    )
 
 
 def _with_end(
