@@ -35,7 +35,7 @@ _NO_LOSS = _words(
 #: Folders and qualifiers that leave a quantity what it is.
 _PLACES = _words(
     "train metrics metric learning learner stats stat statistics scalars scalar monitor monitoring"
-    " log logs logging summary performance perf main run history trainer health debug"
+    " log logs logging summary performance perf main run history trainer health debug progress"
 )
 _OPTIMISER = _words("optim optimizer optimiser optimization opt actor model policy")
 _WHOLE = _words("global total overall")
@@ -102,8 +102,8 @@ TARGETS: dict[str, Target] = {
         " global_steps iteration iteration_step train_iteration iter num_updates train_num_updates"
         " current_steps num_iterations n_iter update batch _step epoch steps iterations iters"
         " time_total_timesteps total_timesteps num_timesteps total_steps episode",
-        core=_any_of("step", "iteration", "iter"),
-        neutral=_PLACES | _words("global optim optimizer current"),
+        core=_any_of("step", "iteration", "iterations", "iter", "tick"),
+        neutral=_PLACES | _words("global optim optimizer current mean"),
     ),
     "loss": Target(
         "training_loss",
@@ -189,8 +189,8 @@ TARGETS: dict[str, Target] = {
         " env_reward_mean ppo_mean_scores charts_episodic_return episodic_return episode_return"
         " rewards_mean reward_mean_raw reward_raw_mean raw_reward_mean raw_reward reward_raw"
         " rollout_return_history rollout_return mean_return total_reward episode_reward",
-        core=_any_of("reward", "reward mean", "reward avg"),
-        neutral=_PLACES | _words("raw norm normalised normalized"),
+        core=_any_of("reward", "return"),
+        neutral=_PLACES | _words("raw norm normalised normalized mean avg episode sim"),
     ),
     "reward_spread": Target(
         "reward_spread",
@@ -397,7 +397,7 @@ def is_loss(column: str) -> bool:
 
 #: Words of a column that is called a loss and is a statistic or a setting of it, or belongs to
 #: reinforcement learning.
-_NO_PART = (_NO_LOSS | _words("test running smoothed")) - _words("box cls mask mtp moe commitment")
+_NO_PART = (_NO_LOSS | _words("test running smoothed scores signs")) - _words("box cls mask mtp moe commitment")
 
 
 def loss_part(column: str) -> str | None:
