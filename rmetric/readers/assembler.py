@@ -6,7 +6,7 @@ Neighbouring rows of one step may measure different things, which makes them one
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,12 @@ class RunState:
 
     Attributes:
         run: of the part that the file is in; its id is the stream's.
-        pending: the record that the next row may still add to.
+        pending: the record that the next row may still add to; `before` is the one before it.
         first, last: steps of records.
         early: the first step above the first: steps that fall to it start again.
         losses: which rows have one.
         held: rows since the last record that hold a step and no measurement. They become records
-            where the losses stay away: the log goes on without.
+            where the losses stay away: the log goes on without. `blank` of them lack a loss alone.
     """
 
     def __init__(self, base: str, path: Path, runs: dict[str, Run]) -> None:
@@ -93,17 +93,24 @@ class RunState:
         self.run = Run(id=base, records=[], source=path)
         self.parts = [self.run]
         self.pending: Record | None = None
+        self.before: Record | None = None
         self.first: int | None = None
         self.last: int | None = None
         self.early: int | None = None
         self.losses = ClosingBlanks()
         self.held: list[Record] = []
         self.rows = self.empty = self.unplaced = self.resumed = self.repeated = 0
+        self.blank = self.redrawn = 0
 
-    def measured(self, step: int | None, values: dict[str, Any]) -> Complete | None:
-        """Take what the next row holds; return the records now complete, with their run's id."""
+    def measured(
+        self, step: int | None, values: dict[str, Any], *, blank: bool = False
+    ) -> Complete | None:
+        """Take what the next row holds; return the records now complete, with their run's id.
+
+        A row is `blank` that holds no measurement and nothing by which it would have none.
+        """
         self.rows += 1
-        held = [] if values.keys() - _CIRCUMSTANCES else self._unmeasured(step, values)
+        held = [] if values.keys() - _CIRCUMSTANCES else self._unmeasured(step, values, blank)
         if held is None:
             return None
         self.leave_out_held()
@@ -118,8 +125,12 @@ class RunState:
             for name, value in values.items():
                 setattr(before, name, value)
             return None
-        complete = [*([] if before is None else [before]), *held]
+        # A progress bar is drawn at the next step before that has a loss.
+        is_redrawn = is_same_step and self._repeats(before, own)
+        self.redrawn += is_redrawn
+        complete = [*([] if before is None or is_redrawn else [before]), *held]
         of_run = self.run.id
+        self.before = self.before if is_redrawn else before
         self.pending, self.last = Record(step, **values), step
         if last is None:
             self.first = step
@@ -129,30 +140,42 @@ class RunState:
             self.parts.append(self.run)
         else:
             self.resumed += step < last
-            self.repeated += step == last
+            self.repeated += step == last and not is_redrawn
         if self.early is None and self.first is not None and step > self.first:
             self.early = step
         self.runs.setdefault(self.run.id, self.run)
         return (of_run, complete) if complete else None
 
-    def _unmeasured(self, step: int | None, values: dict[str, Any]) -> list[Record] | None:
+    def _repeats(self, record: Record, names: Iterable[str]) -> bool:
+        """True for a record with the values of the one before it, of another step."""
+        before = self.before
+        return (
+            before is not None
+            and before.step < record.step
+            and all(getattr(before, name) == getattr(record, name) for name in names)
+        )
+
+    def _unmeasured(
+        self, step: int | None, values: dict[str, Any], blank: bool
+    ) -> list[Record] | None:
         """Take a row without a measurement; if it is a record, so are those that are returned."""
         if self.pending is not None and step == self.pending.step and values.keys() & _SPEEDS:
             for name in values.keys() & _SPEEDS:  # of the whole training, at its end
                 setattr(self.pending, name, getattr(self.pending, name) or values[name])
             return None
         if step is None or self.last is None or step <= self.last or not self.losses.known:
-            self.empty += step is not None
+            self.empty += blank and step is not None
             return None
         if not self.losses.stay_away:
             self.held.append(Record(step, **values))
+            self.blank += blank
             return None
-        held, self.held = self.held, []
+        held, self.held, self.blank = self.held, [], 0
         return held
 
     def leave_out_held(self) -> None:
-        self.empty += len(self.held)
-        self.held = []
+        self.empty += self.blank
+        self.held, self.blank = [], 0
 
     def release(self) -> list[tuple[str, Record]]:
         """The record that is held back; a row of its step that comes later is another."""
@@ -222,17 +245,18 @@ class Assembler:
                 values[group] = grouped
         if parts := self._parts_of(row):
             values["loss_parts"] = parts
-        return state.measured(found, values)
+        blank = not (values.keys() - _CIRCUMSTANCES or self._holds_more(cells, state.losses))
+        return state.measured(found, values, blank=blank)
+
+    def _holds_more(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
+        """True for a row with a cell that those with a loss lack, or one before all of these."""
+        return not (losses.known and _logged(cells) <= _logged(losses.with_loss))
 
     def _lacks_loss(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
         """True for a row like one with a loss; an evaluation has a cell that those lack."""
-        held, usual = (
-            {name for name, cell in row.items() if not is_blank(cell)}
-            for row in (cells, losses.with_loss)
-        )
         return (
-            held <= usual
-            and usual & self._always <= held
+            not self._holds_more(cells, losses)
+            and _logged(losses.with_loss) & self._always <= _logged(cells)
             and (self._loss_column in cells or self.columns.of_header)
         )
 
@@ -291,6 +315,8 @@ class Assembler:
                 state.resumed
             ),
             f"{state.repeated} records have the step of the record before them": state.repeated,
+            f"{state.redrawn} records were left out that repeat the one before them at the step "
+            "of the next, as a progress bar that is drawn again": state.redrawn,
             f"the steps start again: the file holds {len(state.parts)} runs, one a part": (
                 len(state.parts) > 1
             ),
@@ -347,6 +373,10 @@ class Assembler:
     def _bad_cell(self, row: Row, column: str) -> BadRow:
         cell = shown(row.cells.get(column))
         return BadRow(row.line, f"{column!r} is {cell}: a number, nan, inf or a blank is accepted")
+
+
+def _logged(cells: Mapping[str, Any]) -> set[str]:
+    return {name for name, cell in cells.items() if not is_blank(cell)}
 
 
 def _reader(target: str, column: str) -> Callable[[Any], Any]:
