@@ -6,7 +6,8 @@ Neighbouring rows of one step may measure different things, which makes them one
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ class RunState:
                 setattr(before, name, value)
             return None
         # A progress bar is drawn at the next step before that has a loss.
-        is_redrawn = is_same_step and self._repeats(before, own)
+        is_redrawn = is_same_step and "training_loss" in own and self._repeats(before)
         self.redrawn += is_redrawn
         complete = [*([] if before is None or is_redrawn else [before]), *held]
         of_run = self.run.id
@@ -146,14 +147,11 @@ class RunState:
         self.runs.setdefault(self.run.id, self.run)
         return (of_run, complete) if complete else None
 
-    def _repeats(self, record: Record, names: Iterable[str]) -> bool:
-        """True for a record with the values of the one before it, of another step."""
+    def _repeats(self, record: Record) -> bool:
+        """True for a record that has all of the one before it, at a later step."""
         before = self.before
-        return (
-            before is not None
-            and before.step < record.step
-            and all(getattr(before, name) == getattr(record, name) for name in names)
-        )
+        is_later = before is not None and before.step < record.step
+        return is_later and replace(before, step=record.step) == record
 
     def _unmeasured(
         self, step: int | None, values: dict[str, Any], blank: bool
