@@ -13,6 +13,8 @@ from rmetric._util.strict_json import plain_non_finite
 
 _NOT_LOGGED = {"", "none", "null", "-", "n/a"}
 _FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+#: Behind a number, as Flux writes it: ``0.52 (tracked)``.
+_REMARK = re.compile(r"\s\([a-z]+\)$")
 _VAGUE_NAME = re.compile(
     r"(trainer_state|metrics|measurements|history|log|train|loss|(checkpoint|trial|version|run)[-_]?\d+)"
     r"(__.*)?"
@@ -53,7 +55,10 @@ def number(cell: Any) -> float | None:
     if is_blank(cell):
         return None
     if isinstance(cell, str):
-        return float(plain_non_finite(cell))
+        try:
+            return float(plain_non_finite(cell))
+        except ValueError:
+            return float(plain_non_finite(_REMARK.sub("", cell)))
     if isinstance(cell, bool) or not isinstance(cell, (int, float)):
         raise ValueError
     return float(cell)

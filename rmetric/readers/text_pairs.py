@@ -8,6 +8,7 @@ step and a loss make a file a log. The notes list which name was read as which t
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -94,8 +95,7 @@ def counted_rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iter
 
 def hint(head: str) -> str:
     """The --map that would read a text like this; empty where nothing is called a loss."""
-    found = [taken_apart(text, frozenset()) for _, text in pieces(enumerate(head.splitlines()))]
-    names = list(dict.fromkeys(name for line in found for name in (*line.exact, *line.loose)))
+    names = list(_names_in(head))
     chosen = choose_columns(names, {}).by_target
     if not {"loss", "eval_loss"} & chosen.keys():
         if not (losses := [name for name in names if "loss" in name]):
@@ -103,6 +103,17 @@ def hint(head: str) -> str:
         chosen["loss"] = losses[0]
     order = [target for target in TARGETS if target in chosen and target != "run"]
     return " ".join(f"--map {target}={chosen[target]}" for target in order)
+
+
+def readable_names(head: str, most: int = 12) -> list[str]:
+    """Names that may be a loss, among the most frequent ones: they stand beside a step."""
+    names = [name for name, _ in _names_in(head).most_common(most) if name not in _USUAL_NAMES[1]]
+    return [name for name in names if matches(head, {"loss": name})]
+
+
+def _names_in(head: str) -> Counter[str]:
+    lines = (taken_apart(text, frozenset()) for _, text in pieces(enumerate(head.splitlines())))
+    return Counter(name for line in lines for name in (*line.exact, *line.loose))
 
 
 def stated_step(text: str) -> int | None:
