@@ -185,9 +185,7 @@ RULES: dict[PolicyKind, Rule] = {
     "learns_nothing": Rule("reward", (), _learns_nothing,
         "check the learning rate, the trained weights and the reward"),
 }  # fmt: skip
-_NAMES = (
-    "reward", "kl", "answer_kl", "entropy", "response_length", "equal_rewards", "reward_spread",
-)  # fmt: skip
+_NAMES = ("reward", *_KL_LEAST, "entropy", "response_length", "equal_rewards", "reward_spread")
 
 
 class PolicyCollapse:

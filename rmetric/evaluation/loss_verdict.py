@@ -9,22 +9,9 @@ from typing import Any
 import numpy as np
 
 from rmetric._util.printed import counted, short_number
+from rmetric.evaluation import loss_course as rules
 from rmetric.evaluation import verdict_words as words
-from rmetric.evaluation.loss_course import (
-    ABRUPT_SHARE,
-    FEWEST_RECORDS,
-    RATIO,
-    SHARE_OF_FALL,
-    SHARE_OF_LEVEL,
-    SPREADS,
-    WIDTH,
-    Course,
-    Floats,
-    Loss,
-    Rise,
-    level_of,
-    ratio,
-)
+from rmetric.evaluation.loss_course import Course, Floats, Loss, Rise, level_of, ratio
 from rmetric.evaluation.verdict_words import RunVerdict, levels
 
 #: A step to a new level after which the loss falls again is a change of data below the first
@@ -90,10 +77,10 @@ def not_finite_at_end(loss: Loss, main: Loss, alarms: Sequence[int]) -> RunVerdi
     scattered = again < first and float(bad[again:].mean()) >= SCATTERED_SHARE
     count = int(bad.sum()) if scattered else len(values) - first
     first = again if scattered else first
-    before = level_of(values[max(0, first - WIDTH) : first])
+    before = level_of(values[max(0, first - rules.WIDTH) : first])
     begun, came = _blow_up(loss, main, first, before, what)
     how = "again and again since step {:,}" if scattered else "from step {:,} to the end"
-    earlier = Course(loss.part(first)).rises if first >= FEWEST_RECORDS else []
+    earlier = Course(loss.part(first)).rises if first >= rules.FEWEST_RECORDS else []
     return event(
         loss, "not finite", first, alarms, how=how.format(loss.step(first)),
         before=before, came=came, count=str(count), all=len(values),
@@ -120,12 +107,13 @@ def _zeros_at_end(values: Floats) -> int:
     """The first of three or more last values that are exactly 0 all at once; 0 for none."""
     zero = values == 0
     first = len(values) - int(np.argmin(zero[::-1])) if not zero.all() else 0
-    before = values[max(0, first - WIDTH) : first]
+    before = values[max(0, first - rules.WIDTH) : first]
     at_once = zero[-1] and not zero[:first].any() and 0 < first <= len(values) - 3
     if not at_once or not np.isfinite(before).all():
         return 0
     # Some trainers write 0 once the loss is nan; a loss that was learned gets there slowly.
-    return 0 if np.median(before) < SHARE_OF_FALL * np.nanmax(np.abs(values[:WIDTH])) else first
+    highest = np.nanmax(np.abs(values[: rules.WIDTH]))
+    return 0 if np.median(before) < rules.SHARE_OF_FALL * highest else first
 
 
 def _blow_up(
@@ -181,8 +169,8 @@ def ends_above(loss: Loss, alarms: Sequence[int] | None = None) -> RunVerdict | 
         ABOVE_NOISE * (1 + FEW_LEVELS / len(values)) * noise,
     )
     # The noise of few losses that fall fast is not known.
-    last = values[-max(WIDTH, len(values) // 4) :]
-    doubled = last.min() > max(RATIO * low, low + SHARE_OF_FALL * (first - low)) > 0
+    last = values[-max(rules.WIDTH, len(values) // 4) :]
+    doubled = last.min() > max(rules.RATIO * low, low + rules.SHARE_OF_FALL * (first - low)) > 0
     if not (end - low > least or doubled):
         return None
     since = int(good[sum(len(part) for part in parts[: lowest + 2])])
@@ -203,13 +191,13 @@ def judge_loss(loss: Loss, alarms: Sequence[int], *, is_loss: bool = False) -> R
     rises = course.rises if burst is None else [burst]
     if not rises:
         return _unconfirmed(course, alarms) or ends_above(loss, alarms) or _healthy(course)
-    last, earlier, now = rises[-1], rises[:-1], level_of(loss.values[-WIDTH:])
+    last, earlier, now = rises[-1], rises[:-1], level_of(loss.values[-rules.WIDTH :])
     if last.end is None:
         found = _lasting(course, last, earlier, alarms, is_loss=is_loss)
         wholly_back = found.kind == "diverged" and last.base <= rises[0].base
         if wholly_back or course.share(earlier) < UNSTABLE_SHARE:
             return found
-    elif now is None or now <= RATIO * max(0.0, rises[0].base):
+    elif now is None or now <= rules.RATIO * max(0.0, rises[0].base):
         return _unconfirmed(course, alarms) or _recovered(course, alarms)
     # A dip of a noisy loss, or a while between long rises, is no return.
     return _lasting(course, replace(rises[0], end=None), [], alarms, is_loss=is_loss)
@@ -219,7 +207,7 @@ def _lasting(
     course: Course, rise: Rise, earlier: Sequence[Rise], alarms: Sequence[int], *, is_loss: bool
 ) -> RunVerdict:
     loss, first, lasted = course.loss, rise.first, course.lasted(rise)
-    later, end = course.level[first:], level_of(loss.values[first:][-WIDTH:])
+    later, end = course.level[first:], level_of(loss.values[first:][-rules.WIDTH :])
     peak = float(np.max(later[np.isfinite(later)], initial=rise.base))
     at_last, height = peak if end is None else end, peak - rise.base
     name = _kind_of_lasting(course, rise, peak, at_last, fell=bool(earlier), is_loss=is_loss)
@@ -246,19 +234,19 @@ def _kind_of_lasting(
     """The verdict's name; `fell` is True if the loss is known to have fallen before."""
     loss, height, times = course.loss, peak - rise.base, ratio(peak, rise.base)
     is_late = course.lasted(rise) < min(LATE_SHARE * loss.length, LATE_STEPS)
-    if is_late or len(loss.values) - rise.first < WIDTH:
+    if is_late or len(loss.values) - rise.first < rules.WIDTH:
         return "recent rise"
     is_abrupt, is_step = course.is_abrupt(rise), course.is_step(rise, at_last)
     if loss.name == "validation_loss" and not is_abrupt:
         return "slow evaluation"
-    fell = fell or rise.fall > max(2 * course.spread, SHARE_OF_FALL * height)
-    from_start = rise.first <= max(WIDTH, ABRUPT_SHARE * len(loss.values)) and not fell
+    fell = fell or rise.fall > max(2 * course.spread, rules.SHARE_OF_FALL * height)
+    from_start = rise.first <= max(rules.WIDTH, rules.ABRUPT_SHARE * len(loss.values)) and not fell
     gradual = not is_abrupt and at_last - rise.base >= RISING_SHARE * height
     if from_start and gradual and not is_loss:
         return "no loss"
-    lost = height / rise.fall if rise.fall > SPREADS * course.spread else np.inf
-    falls_again = is_step and times < FAR_RATIO and peak - at_last >= SHARE_OF_LEVEL * height
-    if times >= RATIO and lost >= LOST and not falls_again:
+    lost = height / rise.fall if rise.fall > rules.SPREADS * course.spread else np.inf
+    falls_again = is_step and times < FAR_RATIO and peak - at_last >= rules.SHARE_OF_LEVEL * height
+    if times >= rules.RATIO and lost >= LOST and not falls_again:
         return "diverged"
     lasts = not is_step and (times >= SLOW_RATIO or lost >= PARTLY_LOST)
     return "diverged" if lasts else "level"
@@ -301,7 +289,7 @@ def _is_level(course: Course, rise: Rise) -> bool:
         rise.finite
         and course.lasted(rise) >= LATE_SHARE * course.loss.length
         and ratio(rise.peak, rise.base) < SLOW_RATIO
-        and course.is_step(rise, level_of(inside[-WIDTH:]) or rise.base)
+        and course.is_step(rise, level_of(inside[-rules.WIDTH :]) or rise.base)
     )
 
 
@@ -312,8 +300,8 @@ def _unconfirmed(course: Course, alarms: Sequence[int]) -> RunVerdict | None:
     if before is None:
         return None
     # A loss that was positive in all records has no business so far below 0.
-    below = -last >= RATIO * before and bool((loss.values[:at] > 0).all())
-    if not below and (at not in course.singles or ratio(last, before) < RATIO):
+    below = -last >= rules.RATIO * before and bool((loss.values[:at] > 0).all())
+    if not below and (at not in course.singles or ratio(last, before) < rules.RATIO):
         return None
     return event(
         loss, "last record", at, alarms, before=before, after=last,
@@ -324,18 +312,18 @@ def _unconfirmed(course: Course, alarms: Sequence[int]) -> RunVerdict | None:
 def _healthy(course: Course) -> RunVerdict:
     loss, level = course.loss, course.level
     lowest, first = float(np.min(level[np.isfinite(level)])), float(loss.finite[0])
-    start = level_of(loss.values[:WIDTH]) or 0.0
+    start = level_of(loss.values[: rules.WIDTH]) or 0.0
     falls = float(level[0]) - lowest > max(2 * course.spread, 0.01 * abs(start))
     # The level has no trace of one record; a loss may fall within it, to a level far below.
-    falls = falls or first - lowest > max(SPREADS * course.spread, SHARE_OF_LEVEL * abs(first))
+    least = max(rules.SPREADS * course.spread, rules.SHARE_OF_LEVEL * abs(first))
+    falls = falls or first - lowest > least
     more = "" if falls else ", it does not fall"
     more += words.early_rise(loss) + words.single_records(course, -np.inf)
     # The ends of a healthy loss are no levels: they are in the text, and in no attribute.
-    found = RunVerdict.of(
-        "healthy", loss=loss.name, word=loss.word, more=more,
-        first=first, last=float(loss.finite[-1]),
+    return RunVerdict.of(
+        "healthy", loss=loss.name, word=loss.word, more=more, first=first,
+        last=float(loss.finite[-1]), todo=words.see_whether("" if falls else "fallen"),
     )  # fmt: skip
-    return found if falls else replace(found, advice="see whether it should have fallen")
 
 
 def _falls(values: Floats) -> bool:

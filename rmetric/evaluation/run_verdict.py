@@ -21,24 +21,11 @@ from rmetric.detectors.memory_slope import MemorySlope
 from rmetric.detectors.no_learning import NoLearning
 from rmetric.detectors.no_update import NoUpdate
 from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
-from rmetric.evaluation.loss_course import (
-    FEWEST_RECORDS,
-    RATIO,
-    SHARE_OF_FALL,
-    SHARE_OF_LEVEL,
-    WIDTH,
-    Loss,
-)
+from rmetric.evaluation import loss_course as rules
+from rmetric.evaluation import verdict_words as words
+from rmetric.evaluation.loss_course import Loss
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
-from rmetric.evaluation.verdict_words import (
-    EVALUATE,
-    SEVERITY,
-    Kind,
-    RunVerdict,
-    levels,
-    with_advice,
-    with_errors,
-)
+from rmetric.evaluation.verdict_words import Kind, RunVerdict, levels
 from rmetric.records import AuditFinding, Record, Truth
 
 #: Evaluations from the onset on, by which a validation loss counts as not risen; and the
@@ -86,8 +73,8 @@ def judge_run(
         wait.update(record)
     details = filter(None, [verdict.detail, memory.reason, wait.words])
     verdict = replace(verdict, detail="; ".join(details))
-    verdict = with_advice(verdict, KEEPS_MEMORY) if memory.reason else verdict
-    return with_errors(verdict, findings)
+    verdict = words.with_advice(verdict, KEEPS_MEMORY) if memory.reason else verdict
+    return words.with_errors(verdict, findings)
 
 
 def _of_parts(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:
@@ -97,7 +84,7 @@ def _of_parts(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | 
     if not names or any(record.training_loss is not None for record in records):
         return None
     found = {name: _of_part(records, name, alarms) for name in names}
-    order = [*SEVERITY]
+    order = [*words.SEVERITY]
     first, *others = sorted(found, key=lambda name: order.index(found[name].kind))
     worst = found[first]
     if worst.kind == "healthy":
@@ -135,20 +122,21 @@ def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:
     for loss in (main, validation):
         if loss is not None and (ended := not_finite_at_end(loss, main, alarms)):
             return ended
-    if len(main.finite) < FEWEST_RECORDS:
-        if validation is None or len(validation.finite) < FEWEST_RECORDS:
+    if len(main.finite) < rules.FEWEST_RECORDS:
+        if validation is None or len(validation.finite) < rules.FEWEST_RECORDS:
             return RunVerdict.of("few", what=counted(len(main.values), "record"), loss=main.name)
         main = validation
     beside = validation if main is training else None
     values = np.zeros(0) if beside is None else beside.finite
     # Evaluations of which the last two are above the first.
-    rises_too = len(values) > 2 and values[-2:].min() - values[0] > SHARE_OF_LEVEL * abs(values[0])
+    share = rules.SHARE_OF_LEVEL
+    rises_too = len(values) > 2 and values[-2:].min() - values[0] > share * abs(values[0])
     verdict = judge_loss(main, alarms, is_loss=bool(rises_too))
     if beside is None:
         return verdict
     if not np.isfinite(beside.values[-1]):
         text = f"{verdict.text}, but the last validation loss is not finite"
-        verdict = replace(verdict, text=text, advice=EVALUATE)
+        verdict = replace(verdict, text=text, advice=words.EVALUATE)
     rose = _evaluations_rise(main, beside) if verdict.severity != "bad" else None
     if verdict.kind == "healthy":
         return rose or verdict
@@ -185,14 +173,8 @@ def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict |
     if not policy.is_known:
         what = f"{counted(len(rewards), 'record')} with a reward"
         return RunVerdict.of("few", what=what, loss="reward")
-    flat = "" if policy.rises else ", it does not rise"
-    return RunVerdict(
-        kind="healthy",
-        text="HEALTHY: no collapse of the reward seen",
-        loss="reward",
-        detail=course + flat,
-        advice="see whether it should have risen" if flat else "nothing",
-    )
+    course, todo = (course, "") if policy.rises else (f"{course}, it does not rise", "risen")
+    return RunVerdict.of("reward", loss="reward", course=course, todo=words.see_whether(todo))
 
 
 def _with_end(
@@ -261,20 +243,20 @@ def _evaluations_rise(training: Loss, validation: Loss) -> RunVerdict | None:
         return None
     lowest = int(np.argmin(values))
     low, end = float(values[lowest]), float(values[-1])
-    if end >= RATIO * float(values[-3:-1].max()) > 0:
+    if end >= rules.RATIO * float(values[-3:-1].max()) > 0:
         return event(validation, "last evaluation", good[-1], before=low, after=end)
     changes, rise = np.diff(values[: lowest + 1]), float(np.min(values[-2:])) - low
     ups = changes[changes > 0]  # a fall without noise has none
     far = (
-        rise > max(SHARE_OF_LEVEL * abs(low), SHARE_OF_FALL * (float(values[0]) - low))
+        rise > max(rules.SHARE_OF_LEVEL * abs(low), rules.SHARE_OF_FALL * (float(values[0]) - low))
         and lowest < len(values) - 2
         and (not len(ups) or rise > 3 * float(np.median(ups)))
     )
     above = ends_above(validation)
     if not far and above is None:
         return None
-    then = training.values[training.steps <= validation.step(good[lowest])][-WIDTH:]
-    if len(then) and np.median(training.values[-WIDTH:]) < np.median(then):
+    then = training.values[training.steps <= validation.step(good[lowest])][-rules.WIDTH :]
+    if len(then) and np.median(training.values[-rules.WIDTH :]) < np.median(then):
         return event(validation, "overfitting", good[lowest], before=low, after=end)
     return above or event(validation, "ends above", good[lowest], before=low, after=end)
 
@@ -292,7 +274,7 @@ def _beside_validation(verdict: RunVerdict, validation: Loss) -> RunVerdict:
         return verdict
     # The lowest, as the last evaluation before the onset may show it already.
     first, last = float(before.min()), float(after[-1])
-    if float(after.max()) - first > SHARE_OF_LEVEL / 2 * abs(first):
+    if float(after.max()) - first > rules.SHARE_OF_LEVEL / 2 * abs(first):
         return verdict
     text = f"{verdict.text}, in the training loss only"
     detail = f"{verdict.detail}; {levels('validation loss', first, last)}"

@@ -80,7 +80,8 @@ WORDS: dict[str, tuple[Kind, str, str, str]] = {
     "silent": ("cannot_tell", "CANNOT TELL from step {step}: no loss is logged any more",
         "{earlier}", "check whether it is nan, which some loggers write as null or as a blank"),
     "unread": ("cannot_tell", "CANNOT TELL: {unread}", "{earlier}", "look at the end of the log"),
-    "healthy": ("healthy", "HEALTHY: no failure seen", "{word} {first} -> {last}{more}", "nothing"),
+    "healthy": ("healthy", "HEALTHY: no failure seen", "{word} {first} -> {last}{more}", "{todo}"),
+    "reward": ("healthy", "HEALTHY: no collapse of the reward seen", "{course}", "{todo}"),
 }  # fmt: skip
 _TOO_SLOW = "the rise is too small or too slow for it"
 #: Errors of audits that are described; the others are counted.
@@ -153,6 +154,11 @@ class RunVerdict:
         """The lines below `text` as one."""
         advice = f"To do: {self.advice}." if self.advice else ""
         return " ".join(filter(None, [f"{self.detail}." if self.detail else "", advice]))
+
+
+def see_whether(missing: str) -> str:
+    """What to do where a run is healthy, and what it may lack."""
+    return f"see whether it should have {missing}" if missing else "nothing"
 
 
 def with_errors(verdict: RunVerdict, findings: Sequence[AuditFinding]) -> RunVerdict:

@@ -26,6 +26,7 @@ from rmetric.readers import (
     table,
     tensorboard_events,
     text_pairs,
+    text_readers,
     trackers,
     wandb_file,
 )
@@ -35,15 +36,6 @@ from rmetric.readers.rows import BadRow, UnknownFormat
 from rmetric.readers.run_folders import FolderFiles, logs_among
 from rmetric.readers.source import HEAD, LONGEST_LINE, Source
 from rmetric.readers.stream import Reader, Stream
-from rmetric.readers.text_readers import (
-    LAST_READERS,
-    MAPPED,
-    TEXT_FORMATS,
-    WITHOUT_LOSS,
-    WITHOUT_STEP,
-    as_reader,
-    reader_further_on,
-)
 from rmetric.readers.whole_log import collect, with_evaluations_in_place
 from rmetric.records import Record, Run
 
@@ -53,12 +45,12 @@ READERS: tuple[Reader, ...] = (
     json_document.TRAINER_STATE,
     trackers.READER,
     json_lines.READER,
-    *map(as_reader, TEXT_FORMATS),
+    *map(text_readers.as_reader, text_readers.TEXT_FORMATS),
     json_document.READER,
     table.ALGOPERF,
     table.WANDB_EXPORT,
     curves.READER,
-    *LAST_READERS,
+    *text_readers.LAST_READERS,
     table.READER,
 )
 
@@ -276,15 +268,15 @@ def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
             return reader
     source.check_is_text()
     found = next((reader for reader in READERS if reader.matches(head)), None)
-    if found is not None and found is not WITHOUT_LOSS:
+    if found is not None and found is not text_readers.WITHOUT_LOSS:
         return found
     if "loss" in mapping or "eval_loss" in mapping:
-        return MAPPED
-    further = reader_further_on(source)
+        return text_readers.MAPPED
+    further = text_readers.reader_further_on(source)
     if further is not None:
         return further
-    if not mapping and WITHOUT_STEP.matches(head):
-        return WITHOUT_STEP
+    if not mapping and text_readers.WITHOUT_STEP.matches(head):
+        return text_readers.WITHOUT_STEP
     raise _unknown(source, head)
 
 

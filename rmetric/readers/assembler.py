@@ -51,11 +51,6 @@ class ClosingBlanks(MissingLosses):
         self.with_loss: Mapping[str, Any] = {}  # cells of a row with a loss
         self._blank = self._since = 0
 
-    @property
-    def are_due(self) -> bool:
-        """True if the next row without a loss is one too many."""
-        return self.missing >= 2 * self.longest
-
     def update(self, *, logged: bool, blank_at: int | None = None) -> None:
         """Take a row; `blank_at` is its step if it has no loss and should have one."""
         super().update(logged=logged)
@@ -103,15 +98,13 @@ class RunState:
         self.rows = self.empty = self.unplaced = self.resumed = self.repeated = 0
         self.blank = self.redrawn = 0
 
-    def measured(
-        self, step: int | None, values: dict[str, Any], *, blank: bool = False
-    ) -> Complete | None:
+    def measured(self, step: int | None, values: dict[str, Any], blank: bool) -> Complete | None:
         """Take what the next row holds; return the records now complete, with their run's id.
 
         A row is `blank` that holds no measurement and nothing by which it would have none.
         """
         self.rows += 1
-        held = [] if values.keys() - _CIRCUMSTANCES else self._unmeasured(step, values, blank)
+        held = [] if values.keys() - _CIRCUMSTANCES else self._bare(step, values, blank)
         if held is None:
             return None
         self.leave_out_held()
@@ -126,8 +119,7 @@ class RunState:
             for name, value in values.items():
                 setattr(before, name, value)
             return None
-        # A progress bar is drawn at the next step before that has a loss.
-        is_redrawn = is_same_step and "training_loss" in own and self._repeats(before)
+        is_redrawn = is_same_step and "training_loss" in own and self._is_redrawn
         self.redrawn += is_redrawn
         complete = [*([] if before is None or is_redrawn else [before]), *held]
         of_run = self.run.id
@@ -147,15 +139,15 @@ class RunState:
         self.runs.setdefault(self.run.id, self.run)
         return (of_run, complete) if complete else None
 
-    def _repeats(self, record: Record) -> bool:
-        """True for a record that has all of the one before it, at a later step."""
-        before = self.before
-        is_later = before is not None and before.step < record.step
-        return is_later and replace(before, step=record.step) == record
+    @property
+    def _is_redrawn(self) -> bool:
+        """True where `pending` is `before` at a later step: a bar that has no newer loss yet."""
+        before, now = self.before, self.pending
+        if before is None or now is None or before.step >= now.step:
+            return False
+        return replace(before, step=now.step) == now
 
-    def _unmeasured(
-        self, step: int | None, values: dict[str, Any], blank: bool
-    ) -> list[Record] | None:
+    def _bare(self, step: int | None, values: dict[str, Any], blank: bool) -> list[Record] | None:
         """Take a row without a measurement; if it is a record, so are those that are returned."""
         if self.pending is not None and step == self.pending.step and values.keys() & _SPEEDS:
             for name in values.keys() & _SPEEDS:  # of the whole training, at its end
@@ -206,6 +198,9 @@ class Assembler:
             for t, c in chosen.items()
             if t not in ("step", "run", *self._no_numbers)
         ]
+        parts = {c: part for c, part in self.columns.parts.items() if c not in chosen.values()}
+        self._measured += [(part, column, number) for column, part in parts.items()]
+        self._groups = _GROUPS | {"loss_parts": tuple(dict.fromkeys(parts.values()))}
         loss = "loss" if "loss" in chosen else "eval_loss"
         self._loss_column, self._loss_field = chosen.get(loss), str(TARGETS[loss].field)
         self._always = {chosen[t] for t in ("step", *_CIRCUMSTANCES) if t in chosen}
@@ -236,15 +231,14 @@ class Assembler:
             state.losses.with_loss = cells
         else:
             goes_on = found is not None and (state.last is None or found > state.last)
-            due = goes_on and state.losses.are_due and self._lacks_loss(cells, state.losses)
+            is_too_many = state.losses.missing >= 2 * state.losses.longest
+            due = goes_on and is_too_many and self._lacks_loss(cells, state.losses)
             state.losses.update(logged=False, blank_at=found if due else None)
-        for group, names in _GROUPS.items():
+        for group, names in self._groups.items():
             if grouped := {name: values.pop(name) for name in names if name in values}:
                 values[group] = grouped
-        if parts := self._parts_of(row):
-            values["loss_parts"] = parts
         blank = not (values.keys() - _CIRCUMSTANCES or self._holds_more(cells, state.losses))
-        return state.measured(found, values, blank=blank)
+        return state.measured(found, values, blank)
 
     def _holds_more(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
         """True for a row with a cell that those with a loss lack, or one before all of these."""
@@ -257,17 +251,6 @@ class Assembler:
             and _logged(losses.with_loss) & self._always <= _logged(cells)
             and (self._loss_column in cells or self.columns.of_header)
         )
-
-    def _parts_of(self, row: Row) -> dict[str, float]:
-        found = {}
-        for column, part in self.columns.parts.items():
-            try:
-                value = number(row.cells.get(column))
-            except (ValueError, OverflowError):
-                raise self._bad_cell(row, column) from None
-            if value is not None:
-                found[part] = value
-        return found
 
     def _state(self, name: str) -> RunState:
         """Of the run that the file calls `name`."""
@@ -358,7 +341,7 @@ class Assembler:
     def _give_up(self, row: Row, column: str) -> None:
         """Read a column no more that is on no list of names; of any other raise BadRow."""
         columns = self.columns
-        target = next(t for t, c in columns.by_target.items() if c == column)
+        target = next((t for t, c in columns.by_target.items() if c == column), "loss")
         is_needed = target not in columns.by_meaning or target in ("loss", "eval_loss")
         if is_needed and target not in SPEED:
             raise self._bad_cell(row, column) from None

@@ -30,6 +30,7 @@ _NO_LOSS = _words(
     " downstream soft count counts weight weights coef coefficient ratio frac fraction mask spike"
     " spikes std stdev var variance min max minimum maximum best lowest highest previous target"
     " time seconds ms ppl perplexity vs delta diff ema grad ntokens tokens p25 p50 p75 p90 p95 p99"
+    " scores signs"
 )
 
 #: Folders and qualifiers that leave a quantity what it is.
@@ -67,7 +68,7 @@ class Target:
     fits: Callable[[set[str]], bool] = lambda words: False
     only_beside: Collection[str] = ()
     core: Collection[frozenset[str]] = ()
-    neutral: Collection[str] = ()
+    neutral: frozenset[str] = frozenset()
     preferred: Collection[str] = ()
 
     @cached_property
@@ -77,15 +78,11 @@ class Target:
     def means(self, column: str) -> bool:
         """True for a column of this meaning, in whatever folder and order of words."""
         words = meaning(column)
-        return any(core <= words and words - core <= self._neutral for core in self.core)
+        return any(core <= words and words - core <= self.neutral for core in self.core)
 
     def is_preferred(self, column: str) -> bool:
         """True for a column of this meaning that goes before the names of the list."""
         return not meaning(column).isdisjoint(self.preferred) and self.means(column)
-
-    @cached_property
-    def _neutral(self) -> frozenset[str]:
-        return frozenset(self.neutral)
 
 
 def _any_of(*alternatives: str) -> tuple[frozenset[str], ...]:
@@ -397,7 +394,7 @@ def is_loss(column: str) -> bool:
 
 #: Words of a column that is called a loss and is a statistic or a setting of it, or belongs to
 #: reinforcement learning.
-_NO_PART = (_NO_LOSS | _words("test running smoothed scores signs")) - _words("box cls mask mtp moe commitment")
+_NO_PART = (_NO_LOSS | _words("test running smoothed")) - _words("box cls mask mtp moe commitment")
 
 
 def loss_part(column: str) -> str | None:
