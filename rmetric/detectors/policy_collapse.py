@@ -38,10 +38,8 @@ _ENOUGH, _NO_GAIN, _NO_CHANGE = 100, 0.1, 0.05
 #: The same if so many rewards are one number, more where none states that it is of a group; or if
 #: this share of so many, and of the last third, is the lowest one, as of an episode that is lost.
 _EQUAL_REWARDS, _EQUAL_ALONE, _LOST_REWARDS, _LOST_SHARE = 5, 10, 40, 0.75
-#: Never of a share of right answers above this one.
-_HIGH = 0.8
-#: A reward rises that gains so many standard errors.
-_RISE = 2.0
+#: Never of a share of right answers above this one. A reward rises by so many standard errors.
+_HIGH, _RISE = 0.8, 2.0
 
 
 @dataclass(frozen=True)
@@ -140,10 +138,9 @@ def _learns_nothing(series: Series) -> tuple[float, float] | None:
     first, last = _ends(reward)
     before, after = fmean(first), fmean(last)
     lowest = min(reward.levels)
-    if all(part.count(lowest) >= _LOST_SHARE * len(part) for part in (reward.levels, last)):
-        return before, after
-    if reward.count < _ENOUGH:
-        return None
+    is_lost = all(part.count(lowest) >= _LOST_SHARE * len(part) for part in (reward.levels, last))
+    if is_lost or reward.count < _ENOUGH:
+        return (before, after) if is_lost else None
     if before > _HIGH and 0 <= min(reward.levels) <= max(reward.levels) <= 1:
         return None  # a share of right answers that was high from the beginning
     flat = max(reward.levels) - min(reward.levels) < _NO_CHANGE * abs(before)

@@ -33,7 +33,7 @@ class RollingBaseline:
     """
 
     def __init__(self, window: int, least: int) -> None:
-        _check(window, least)
+        require("least", least, 2 <= least <= window, f"from 2 to the window of {window} values")
         self.least = least
         self._values: deque[float] = deque(maxlen=window)
 
@@ -100,7 +100,7 @@ class RobustBaseline:
     """
 
     def __init__(self, window: int, least: int) -> None:
-        _check(window, least)
+        require("least", least, 2 <= least <= window, f"from 2 to the window of {window} values")
         self.least = least
         self._window = SortedWindow(window)
 
@@ -129,10 +129,6 @@ def _middle(ordered: list[float]) -> float:
         return ordered[half]
     # Halved first: the sum of two huge values would overflow.
     return ordered[half - 1] / 2 + ordered[half] / 2
-
-
-def _check(window: int, least: int) -> None:
-    require("least", least, 2 <= least <= window, f"from 2 to the window of {window} values")
 
 
 class Stretches:

@@ -322,7 +322,8 @@ def _healthy(course: Course) -> RunVerdict:
     # The ends of a healthy loss are no levels: they are in the text, and in no attribute.
     return RunVerdict.of(
         "healthy", loss=loss.name, word=loss.word, more=more, first=first,
-        last=float(loss.finite[-1]), todo=words.see_whether("" if falls else "fallen"),
+        last=float(loss.finite[-1]),
+        todo="nothing" if falls else "see whether it should have fallen",
     )  # fmt: skip
 
 

@@ -173,8 +173,10 @@ def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict |
     if not policy.is_known:
         what = f"{counted(len(rewards), 'record')} with a reward"
         return RunVerdict.of("few", what=what, loss="reward")
-    course, todo = (course, "") if policy.rises else (f"{course}, it does not rise", "risen")
-    return RunVerdict.of("reward", loss="reward", course=course, todo=words.see_whether(todo))
+    if policy.rises:
+        return RunVerdict.of("reward", loss="reward", course=course, todo="nothing")
+    course, todo = f"{course}, it does not rise", "see whether it should have risen"
+    return RunVerdict.of("reward", loss="reward", course=course, todo=todo)
 
 
 def _with_end(

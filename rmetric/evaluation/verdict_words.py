@@ -156,11 +156,6 @@ class RunVerdict:
         return " ".join(filter(None, [f"{self.detail}." if self.detail else "", advice]))
 
 
-def see_whether(missing: str) -> str:
-    """What to do where a run is healthy, and what it may lack."""
-    return f"see whether it should have {missing}" if missing else "nothing"
-
-
 def with_errors(verdict: RunVerdict, findings: Sequence[AuditFinding]) -> RunVerdict:
     """The verdict with the errors of audits, which the loss may not show: they are to be mended.
 

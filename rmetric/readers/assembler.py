@@ -119,12 +119,11 @@ class RunState:
             for name, value in values.items():
                 setattr(before, name, value)
             return None
-        is_redrawn = is_same_step and "training_loss" in own and self._is_redrawn
-        self.redrawn += is_redrawn
-        complete = [*([] if before is None or is_redrawn else [before]), *held]
-        of_run = self.run.id
-        self.before = self.before if is_redrawn else before
-        self.pending, self.last = Record(step, **values), step
+        complete, of_run = [*([] if before is None else [before]), *held], self.run.id
+        if self._is_redrawn(step, own):
+            complete, before = complete[1:], self.before
+            self.redrawn += 1
+        self.before, self.pending, self.last = before, Record(step, **values), step
         if last is None:
             self.first = step
         elif step < last and self.early is not None and step <= self.early:
@@ -133,19 +132,18 @@ class RunState:
             self.parts.append(self.run)
         else:
             self.resumed += step < last
-            self.repeated += step == last and not is_redrawn
+            self.repeated += step == last
         if self.early is None and self.first is not None and step > self.first:
             self.early = step
         self.runs.setdefault(self.run.id, self.run)
         return (of_run, complete) if complete else None
 
-    @property
-    def _is_redrawn(self) -> bool:
-        """True where `pending` is `before` at a later step: a bar that has no newer loss yet."""
+    def _is_redrawn(self, step: int, own: set[str]) -> bool:
+        """True where `pending` is `before` at this step, as a bar that has no newer loss yet."""
         before, now = self.before, self.pending
-        if before is None or now is None or before.step >= now.step:
+        if before is None or now is None or not before.step < now.step == step:
             return False
-        return replace(before, step=now.step) == now
+        return "training_loss" in own and replace(before, step=step) == now
 
     def _bare(self, step: int | None, values: dict[str, Any], blank: bool) -> list[Record] | None:
         """Take a row without a measurement; if it is a record, so are those that are returned."""
@@ -191,8 +189,7 @@ class Assembler:
     def _look_at_columns(self) -> None:
         chosen = self.columns.by_target
         self._run_column = chosen.get("run")
-        self._step_columns = [chosen[t] for t in ("step",) if t in chosen]
-        self._step_columns += self.columns.other_steps
+        self._step_columns = [*filter(None, [chosen.get("step")]), *self.columns.other_steps]
         self._measured = [
             (str(TARGETS[t].field), c, _reader(t, c))
             for t, c in chosen.items()
@@ -284,22 +281,21 @@ class Assembler:
         """Every part of every run."""
         return [part for state in self._states.values() for part in state.parts]
 
-    def _notes_on(self, state: RunState) -> list[str]:
+    def _notes_on(self, of: RunState) -> list[str]:
+        repeated = of.repeated - of.redrawn
         notes = {
             "no column is known to be the step: rows are counted from 0": not self._step_columns,
-            f"{state.empty} of {state.rows} rows hold a step and no loss or norm and were left "
-            "out: a log that writes nan as a blank looks like this too": state.empty,
-            f"{state.unplaced} rows without a step were given that of the row before": (
-                state.unplaced
+            f"{of.empty} of {of.rows} rows hold a step and no loss or norm and were left "
+            "out: a log that writes nan as a blank looks like this too": of.empty,
+            f"{of.unplaced} rows without a step were given that of the row before": of.unplaced,
+            f"the step falls back {of.resumed} times: taken as one run that was resumed": (
+                of.resumed
             ),
-            f"the step falls back {state.resumed} times: taken as one run that was resumed": (
-                state.resumed
-            ),
-            f"{state.repeated} records have the step of the record before them": state.repeated,
-            f"{state.redrawn} records were left out that repeat the one before them at the step "
-            "of the next, as a progress bar that is drawn again": state.redrawn,
-            f"the steps start again: the file holds {len(state.parts)} runs, one a part": (
-                len(state.parts) > 1
+            f"{repeated} records have the step of the record before them": repeated,
+            f"{of.redrawn} records were left out that repeat the one before them at the step "
+            "of the next, as a progress bar that is drawn again": of.redrawn,
+            f"the steps start again: the file holds {len(of.parts)} runs, one a part": (
+                len(of.parts) > 1
             ),
         }
         return [*self.columns.notes, *(note for note, holds in notes.items() if holds)]

@@ -56,11 +56,6 @@ class Columns:
     of_header: bool = False
     changed: bool = True
 
-    def take_over(self, other: Columns) -> None:
-        """Read the columns of `other` from now on."""
-        self.by_target, self.other_steps, self.notes = other.by_target, [], other.notes
-        self.changed = True
-
     @property
     def has_loss(self) -> bool:
         return any(target in self.by_target for target in _LOSSES)
@@ -193,8 +188,7 @@ def add_columns(columns: Columns, names: Sequence[str]) -> None:
             continue
         if name in ("step", "run") or not _is_meant(name, columns):
             continue
-        guess = _guess(name, free, columns, quiet=True)
-        if guess is not None:
+        if (guess := _guess(name, free, columns, quiet=True)) is not None:
             columns.notes.append(f"column guessed by name, later in the log: {guess!r} as {name}")
     if columns.has_loss:
         columns.parts = {}

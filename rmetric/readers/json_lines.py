@@ -44,7 +44,9 @@ def matches(head: str) -> bool:
     # A program that prints its settings as JSON, and then text, writes no JSONL.
     if len(more) > 1 and not any(more):
         return False
-    return bool(more) or not _is_document(first)
+    # The only line of a file may hold whole curves and not one step.
+    scalars = {plain_name(n) for n, v in first.items() if not isinstance(v, (list, dict))}
+    return bool(more) or len(scalars) == len(first) or bool(scalars & _OF_ONE_STEP)
 
 
 def object_on(line: bytes) -> dict[str, Any] | None:
@@ -54,12 +56,6 @@ def object_on(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return entry if isinstance(entry, dict) else None
-
-
-def _is_document(entry: Mapping[str, Any]) -> bool:
-    """True if the only line of a file holds whole curves and not one step."""
-    scalars = {plain_name(n) for n, v in entry.items() if not isinstance(v, (list, dict))}
-    return len(scalars) < len(entry) and not scalars & _OF_ONE_STEP
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
@@ -94,8 +90,9 @@ class _Lines:
         if self._long is not None:
             self.names = dict.fromkeys(("step", RUN))
             chosen = choose_columns(["step"], self.mapping, more_may_come=True)
-            chosen.by_target["run"] = RUN
-            self.columns.take_over(chosen)
+            self.columns.by_target, self.columns.notes = chosen.by_target, chosen.notes
+            self.columns.by_target["run"], self.columns.other_steps = RUN, []
+            self.columns.changed = True
 
     def rows(self) -> Iterator[Row]:
         foreign = self.source.foreign_lines
@@ -219,7 +216,12 @@ def _stream_experiment(source: Source, mapping: Mapping[str, str]) -> Stream:
                 try:
                     record = reader.take(at, source.decoded(at, line).encode())
                 except LogError as error:
-                    _leave_out(source, at, line, error)
+                    is_object = object_on(line) is not None
+                    if (at == 1 or is_object) and not source.foreign_lines.forgiving:
+                        raise
+                    problem = error.problem if is_object else f"no JSON object: {shown(line)}"
+                    of_record = line.lstrip().startswith(b"{")
+                    source.foreign_lines.add(at, problem, of_record=of_record)
                     continue
                 if reader.run.id == _UNNAMED:
                     reader.run.id = run_name(source.path)
@@ -235,15 +237,6 @@ def _stream_experiment(source: Source, mapping: Mapping[str, str]) -> Stream:
             run.notes.append("--map is not needed for this format and was not used")
 
     return Stream(batches=batches(), runs=runs)
-
-
-def _leave_out(source: Source, number: int, line: bytes, error: LogError) -> None:
-    """Pass over a line that is no object; one that is, or the first, is an error of the log."""
-    is_object = object_on(line) is not None
-    if (number == 1 or is_object) and not source.foreign_lines.forgiving:
-        raise error
-    problem = error.problem if is_object else f"no JSON object: {shown(line)}"
-    source.foreign_lines.add(number, problem, of_record=line.lstrip().startswith(b"{"))
 
 
 def compare(run: Run, *, thinned: bool) -> None:
