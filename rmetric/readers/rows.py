@@ -49,8 +49,8 @@ class Row:
 def number(cell: Any) -> float | None:
     """Number in a cell; None if not logged, nan if the cell holds nan.
 
-    >>> number("1e3"), number("NaN"), number("-inf"), number("")
-    (1000.0, nan, -inf, None)
+    >>> number("1e3"), number("NaN"), number("-inf"), number("0.5 (tracked)"), number("")
+    (1000.0, nan, -inf, 0.5, None)
     """
     if is_blank(cell):
         return None

@@ -111,6 +111,10 @@ def test_an_unknown_format_names_the_known_ones_the_line_and_the_remedy(tmp_path
     message = str(caught.value)
     assert "line 2, is 'it 0 | xloss 3.1" in message
     assert "--map loss=xloss" in message
+    with pytest.raises(UnknownFormat, match="--map loss=NAME says which to read, of 'score'"):
+        read(tmp_path, "it 0 | score 3.1 | 20ms\nit 1 | score 3.0 | 20ms\n")
+    with pytest.raises(UnknownFormat, match="so no --map reads it"):
+        read(tmp_path, "what it does\nscore 3.0\n")
     for reader in READERS:
         assert reader.name in message
 
@@ -163,6 +167,14 @@ READ: dict[str, tuple[str, list[tuple], str]] = {
     "a row without a measurement": (
         "step,loss,lr\n1,3.0,1e-3\n2,,1e-3\n3,2.0,1e-3\n", curve((1, 3.0), (3, 2.0)),
         "1 of 3 rows hold a step and no loss",
+    ),
+    "one that is of an evaluation": (
+        "step,loss,accuracy\n1,3.0,\n2,,0.5\n3,2.0,\n", curve((1, 3.0), (3, 2.0)),
+        "not: rows hold a step and no loss",
+    ),
+    "a bar that is drawn again at the next step, before that has a loss": (
+        "".join(f"{i // 2}/4 loss={LOSSES[(i - 1) // 2]}\n" for i in range(1, 8)), ALONE,
+        "3 records were left out that repeat",
     ),
     "semicolons": ("step;train/loss\n1;3.0\n2;2.5\n", TWO, ""),
     "tabs": ("step\ttrain/loss\n1\t3.0\n2\t2.5\n", TWO, ""),
@@ -405,11 +417,8 @@ def test_what_was_guessed_is_noted_and_a_map_needs_no_guess(tmp_path):
 
 
 def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
-    lines = [
-        '{"step": 5, "wallclock": 1.5, "loss": 2}',
-        '{"step": 5, "wallclock": 2, "val_loss": 3}',
-    ]
-    (record,) = only(read(tmp_path, "\n".join(lines))).records
+    text = '{"step": 5, "wallclock": 1.5, "loss": 2}\n{"step": 5, "wallclock": 2, "val_loss": 3}'
+    (record,) = only(read(tmp_path, text)).records
     assert record == Record(step=5, time=2.0, training_loss=2.0, validation_loss=3.0)
 
 
@@ -420,13 +429,8 @@ def test_lists_in_cells_are_placed_by_what_they_count(tmp_path):
         '8,"[4.1, 3.6]","[3.7]","[10, 20]","[20]"\n'
     )
     first, second = read(tmp_path, text, "runs.csv")
-    assert rows(first) == [
-        (0, 4.0, None, None),
-        (1, 3.5, 3.6, None),
-        (2, "nan", None, None),
-        (3, 3.0, 3.1, None),
-    ]
-    assert rows(second) == [(0, 4.1, None, None), (1, 3.6, 3.7, None)]
+    assert rows(first) == curve((0, 4.0), (1, 3.5, 3.6), (2, "nan"), (3, 3.0, 3.1))
+    assert rows(second) == curve((0, 4.1), (1, 3.6, 3.7))
     assert (first.id, second.id) == ("runs__row0", "runs__row1")
     assert noted(first, "placed along 'train_loss' by 'tokens_val'")
 
@@ -472,11 +476,8 @@ def test_the_same_run_reads_the_same_from_every_format(tmp_path_factory, table):
         (step, *("nan" if v is not None and isnan(v) else v for v in (row[0], row[1], row[2])))
         for step, row in enumerate(table, start=1)
     ]
-    for text in (
-        sheet.getvalue(),
-        "\n".join(map(json.dumps, entries)),
-        json.dumps({"log_history": entries}),
-    ):
+    state = json.dumps({"log_history": entries})
+    for text in (sheet.getvalue(), "\n".join(map(json.dumps, entries)), state):
         mapping = {n: n for n in FIELDS if any(n in entry for entry in entries)}
         assert rows(only(read(folder, text, **mapping))) == expected
 
