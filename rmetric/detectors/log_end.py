@@ -45,8 +45,7 @@ class SilentLoss:
 
     def update(self, record: Record) -> None:
         step = record.step
-        loss = self._followed.of(record)
-        if loss is not None:
+        if (loss := self._followed.of(record)) is not None:
             self.last.append(loss)
             if step > self._last:
                 self._due = 2 * step - self._last if self._counted.known else step + 1

@@ -55,8 +55,7 @@ class MemorySlope:
         if not memory:
             return
         for name in _WATCHED:
-            value = memory.get(name)
-            if value is not None and isfinite(value):
+            if (value := memory.get(name)) is not None and isfinite(value):
                 complete = self._floors[name].add(record.step, value) or complete
         if not complete:
             return

@@ -159,8 +159,7 @@ def _compared(
     reference: Sequence[Run], candidate: Sequence[Run], tolerance: float, bad: list[str]
 ) -> Comparison:
     for loss, least in (("validation_loss", _FEWEST_EVALUATIONS), ("training_loss", _FEWEST)):
-        courses = _courses(reference, candidate, loss, least)
-        if courses is not None:
+        if (courses := _courses(reference, candidate, loss, least)) is not None:
             return _judge(loss, *courses, tolerance, bad)
     if bad:
         return Comparison(kind="worse", reasons=bad)
@@ -276,8 +275,7 @@ def _measures(run: Run) -> dict[str, float]:
 
 
 def _speed(run: Run) -> float:
-    seconds = [r.step_seconds for r in run.records if r.step_seconds]
-    if seconds:
+    if seconds := [r.step_seconds for r in run.records if r.step_seconds]:
         return 1 / median(seconds)
     timed = [(r.time, r.step) for r in run.records if r.time is not None]
     if len(timed) < 2 or timed[-1][0] <= timed[0][0] or timed[-1][1] <= timed[0][1]:

@@ -214,8 +214,7 @@ def _with_learning(
     learning, loss = NoLearning(), Loss.of(records, "training_loss")
     for record in records:
         learning.update(record)
-    found = learning.judge()
-    if found is None or loss is None:
+    if (found := learning.judge()) is None or loss is None:
         return verdict
     first_steps = loss.steps[found.first : found.first + 3] if found.first else ()
     if lasts and verdict.onset_step not in first_steps:

@@ -157,8 +157,7 @@ def _usable(path: Path, content: bytes) -> tuple[Run, list[StatedScore]]:
     reader = LogReader(path)
     records, alerts = [], []
     for place, line in enumerate(io.BytesIO(content), start=1):
-        record = reader.take(place, line)
-        if record is not None:
+        if (record := reader.take(place, line)) is not None:
             records.append(record)
             alerts.append(reader.entry.get("alerts"))
     run = reader.finish()

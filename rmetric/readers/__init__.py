@@ -272,8 +272,7 @@ def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
         return found
     if "loss" in mapping or "eval_loss" in mapping:
         return text_readers.MAPPED
-    further = text_readers.reader_further_on(source)
-    if further is not None:
+    if (further := text_readers.reader_further_on(source)) is not None:
         return further
     if not mapping and text_readers.WITHOUT_STEP.matches(head):
         return text_readers.WITHOUT_STEP

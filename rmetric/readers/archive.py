@@ -102,8 +102,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
         whole = lzma.decompress(path.read_bytes())  # checks the whole file's checksums
         with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
             for member in tar:
-                file = tar.extractfile(member)
-                if file is not None:
+                if (file := tar.extractfile(member)) is not None:
                     yield member.name.removesuffix(SUFFIX), file.read()
     except (tarfile.TarError, lzma.LZMAError) as error:
         raise LogError(path, None, f"not a whole archive of runs (tar.xz): {error}") from None

@@ -251,8 +251,7 @@ class Assembler:
 
     def _state(self, name: str) -> RunState:
         """Of the run that the file calls `name`."""
-        state = self._states.get(name)
-        if state is None:
+        if (state := self._states.get(name)) is None:
             base = run_name(self.path)
             base = f"{base}__{name}" if name else base
             state = self._states[name] = RunState(base, self.path, self.runs)

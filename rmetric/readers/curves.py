@@ -66,8 +66,7 @@ def _placed(
     for name in chosen.values():
         for place, value in zip(_places(name, main, curves, notes), curves[name], strict=True):
             here = placed.setdefault(place, [])
-            cells = next((cells for cells in here if name not in cells), None)
-            if cells is None:
+            if (cells := next((cells for cells in here if name not in cells), None)) is None:
                 here.append(cells := {_STEP: steps[place], RUN: run})
             cells[name] = value
     chosen |= {"step": _STEP, "run": RUN}

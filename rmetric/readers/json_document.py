@@ -58,8 +58,7 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
         names = list(dict.fromkeys(name for entry in cells for name in entry))
         columns = columns_of_table(source, names, mapping)
         return stream_rows(source, columns, (Row(None, entry) for entry in cells))
-    runs = _curves_of_runs(document, mapping)
-    if not runs:
+    if not (runs := _curves_of_runs(document, mapping)):
         problem = "a JSON document that holds neither a list of objects nor arrays"
         raise UnknownFormat(source.path, None, problem)
     named = [(run, None, curves) for run, curves in runs.items()]

@@ -45,8 +45,7 @@ class Table:
         self._decimal: dict[str, str] = {}  # column -> comma or point, once it was seen
         self._places = {name: self._header.index(name) for name in self._header}
         self.names = list(self._places)
-        doubled = sorted({n for n in self._header if self._header.count(n) > 1})
-        if doubled:
+        if doubled := sorted({n for n in self._header if self._header.count(n) > 1}):
             self.notes.append(f"columns named twice, the first was read: {', '.join(doubled)}")
 
     def rows(self) -> Iterator[Row]:

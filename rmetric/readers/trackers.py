@@ -44,8 +44,7 @@ def widened(entries: Iterable[tuple[int | None, Cells]]) -> list[Row] | None:
     Some exports list one metric after the other. None for what is no long form.
     """
     entries = list(entries)
-    parts = long_form({name: None for _, cells in entries for name in cells})
-    if parts is None:
+    if (parts := long_form({name: None for _, cells in entries for name in cells})) is None:
         return None
     found: dict[tuple[str, float], list[Row]] = {}
     for line, cells in entries:
@@ -57,8 +56,7 @@ def widened(entries: Iterable[tuple[int | None, Cells]]) -> list[Row] | None:
         except (ValueError, TypeError):
             place = inf
         alike = found.setdefault((str(own[RUN]), place), [])
-        row = next((row for row in alike if name not in row.cells), None)
-        if row is None:
+        if (row := next((row for row in alike if name not in row.cells), None)) is None:
             alike.append(row := Row(line, own))
         row.cells = {**row.cells, name: value}
     return [row for place in sorted(found) for row in found[place]]

@@ -215,8 +215,7 @@ def _join(run: Run, training: list[Record], evaluations: list[Record], obsolete:
     last_of = {record.step: record for record in training}
     alone = []
     for record in evaluations:
-        beside = last_of.get(record.step)
-        if beside is None or beside.validation_loss is not None:
+        if (beside := last_of.get(record.step)) is None or beside.validation_loss is not None:
             alone.append(record)
         else:
             beside.validation_loss = record.validation_loss

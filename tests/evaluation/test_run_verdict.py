@@ -234,8 +234,7 @@ def test_other_data_are_no_divergence(to):
     losses = course(noise=0.03)
     losses[500:] += (to - 2.9) * (0.7 + 0.3 * np.exp(-np.arange(500) / 150))
     found = verdict(losses)
-    assert (found.kind, found.severity) == ("level_rose", "warning")
-    assert found.onset_step == 501
+    assert (found.kind, found.severity, found.onset_step) == ("level_rose", "warning", 501)
 
 
 def test_an_announced_change_begins_a_past_anew():
@@ -315,8 +314,7 @@ def test_a_run_that_failed_by_its_own_log_is_not_called_healthy():
 def test_overfitting_is_distinguished_from_health_and_from_divergence():
     evaluations = [*np.linspace(1.5, 1.0, 4), *np.linspace(1.1, 1.7, 6)]
     found = judge_run(evaluated(course(400, 1.6, 0.1, 0.01), evaluations, 40))
-    assert found.kind == "overfitting"
-    assert found.text == "OVERFITTING since step 160"
+    assert (found.kind, found.text) == ("overfitting", "OVERFITTING since step 160")
     assert found.detail == "validation loss 1 -> 1.7 while the training loss falls"
 
 
@@ -325,8 +323,7 @@ def test_steps_that_fall_back_are_counted_as_records():
     for i, record in enumerate(log):
         record.step = i + 1 if i < 400 else i - 99
     found = judge_run(log, [613])
-    assert found.kind == "diverged"
-    assert found.detail == "loss 3, end 7.23"
+    assert (found.kind, found.detail) == ("diverged", "loss 3, end 7.23")
 
 
 COURSES = {
@@ -408,8 +405,7 @@ def test_a_divergence_of_the_training_loss_alone_says_so():
 )
 def test_it_does_not_say_so_where_the_validation_loss_does_not_show_it(evaluations):
     found = beside_validation(evaluations)
-    assert found.kind == "diverged"
-    assert not found.training_only
+    assert (found.kind, found.training_only) == ("diverged", False)
     assert "training loss only" not in found.text
 
 
@@ -481,8 +477,7 @@ def test_a_training_loss_that_was_lost_first_sets_the_checkpoint():
     training = [*course()[:90], *(40.0 + x for x in range(10))]
     evaluations = records([9.0] * 5 + [nan] * 14, 200, "validation_loss", first=200)
     found = judge_run(records(training) + evaluations)
-    assert found.kind == "not_finite"
-    assert found.advice == "stop, go back to a checkpoint before step 91"
+    assert (found.kind, found.advice) == ("not_finite", BACK + "91")
     assert "last logged at step 100" in found.detail
 
 

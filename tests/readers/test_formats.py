@@ -445,8 +445,7 @@ def test_a_document_may_hold_several_runs_and_each_chooses_its_columns(tmp_path)
     assert (second.id, rows(second)) == ("runs__b", curve((0, 4.0), (1, 3.5)))
     rates = [[record.learning_rate for record in run.records] for run in (first, second)]
     assert rates == [[0.1, 0.2], [None, 0.3]]
-    assert noted(second, "spread evenly")
-    assert not noted(first, "spread evenly")
+    assert [noted(run, "spread evenly") for run in (first, second)] == [False, True]
     with pytest.raises(LogError, match="--map loss=train_loss: no such column"):
         read(tmp_path, json.dumps(document), "runs.json", loss="train_loss")
 
@@ -498,8 +497,7 @@ def test_folders_are_searched_and_hidden_and_unfinished_files_are_not(tmp_path):
     for name in ("b.csv", "deep/a.jsonl", ".hidden/x.csv", ".x.csv", "y.jsonl.part"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write(tmp_path, name, "step,loss\n1,2\n")
-    names = [path.relative_to(tmp_path).as_posix() for path in find_logs([tmp_path])]
-    assert names == ["b.csv", "deep/a.jsonl"]
+    assert find_logs([tmp_path]) == [tmp_path / "b.csv", tmp_path / "deep/a.jsonl"]
 
 
 def test_globs_are_expanded_and_no_file_comes_twice(tmp_path):
