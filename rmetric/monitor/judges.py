@@ -73,7 +73,7 @@ class RuleJudge:
                 self._delivery.raise_alert(alert, own=True)
         if rank_sync is not None and not rank_sync.agreed(step):
             return ()
-        broken = [each for each in pending.broken_rules if each[0] in self._alert_on]
+        broken = [pair for pair in pending.broken_rules if pair[0] in self._alert_on]
         return tuple(self._alert(step, rule, reason) for rule, reason in broken)
 
     def judge_whole_norm(self, record: Record) -> None:
