@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         jobs[job] = None
         return PLACEHOLDER
 
-    # Made twice: once to see which jobs are asked for, once of what they gave.
+    # Made twice: once to see which jobs are requested, once of what they gave.
     everything(note, points)
     found = measure(jobs, options.replications, options.jobs)
     made, figure = everything(found.__getitem__, points)
@@ -268,7 +268,7 @@ def _gains(axes: Axes, get: Get, saves: str, drops: bool, title: str) -> None:
     for recall in RECALLS:
         predictor = FailurePredictor(recall=recall, drops=drops)
         warned = (replace(predictor, false_alarms_per_gpu_day=alarms) for alarms in ALARMS)
-        gains = [get(a_job(BIG, saves, one)).gain(base) for one in warned]
+        gains = [get(a_job(BIG, saves, noisy)).gain(base) for noisy in warned]
         point, low, high = np.array(gains).T
         axes.plot(ALARMS, point, "o-", color=COLOURS[recall], label=f"{recall:g}")
         axes.fill_between(ALARMS, low, high, color=COLOURS[recall], alpha=0.2, lw=0)

@@ -210,7 +210,7 @@ def _point(axes: Axes, strata: Strata, horizon: str, name: str) -> None:
         # Hollow, so that others at the same place are seen through it.
         markerfacecolor="none" if marker == "s" else colour,
         markersize={"*": 8, "s": 8}.get(marker, 5),
-        label=next(one.title for one in PREDICTORS if one.name == name),
+        label=next(predictor.title for predictor in PREDICTORS if predictor.name == name),
         zorder=5, clip_on=False,
     )  # fmt: skip
 

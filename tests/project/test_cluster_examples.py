@@ -34,7 +34,7 @@ def exported():
     pytest.importorskip("torch")
     from rmetric.monitor.actions import Prometheus
 
-    names = {f"rmetric_gpu_{one.name}{'_total' * one.counter}" for one in METRICS}
+    names = {f"rmetric_gpu_{metric.name}{'_total' * metric.counter}" for metric in METRICS}
     action = Prometheus(textfile="unused.prom")
     families = {family.name: family.type for family in action.collect()}
     return names | {f"{name}{'_total' * (kind == 'counter')}" for name, kind in families.items()}
@@ -42,9 +42,9 @@ def exported():
 
 def queries():
     board = json.loads((GRAFANA / "dashboard.json").read_text())
-    yield from (one["expr"] for panel in board["panels"] for one in panel.get("targets", ()))
+    yield from (target["expr"] for panel in board["panels"] for target in panel.get("targets", ()))
     variables = board["templating"]["list"]
-    yield from (one["query"]["query"] for one in variables if one["type"] == "query")
+    yield from (variable["query"]["query"] for variable in variables if variable["type"] == "query")
     yield from (rule["expr"] for rule in rules())
 
 
@@ -62,7 +62,7 @@ def test_each_metric_of_the_dashboard_and_the_rules_is_exported():
 def test_each_rule_has_a_made_case_in_which_it_fires():
     names = {rule["alert"] for rule in rules()}
     (cases,) = yaml.safe_load((GRAFANA / "rules_test.yml").read_text())["tests"]
-    fires = {one["alertname"] for one in cases["alert_rule_test"] if one.get("exp_alerts")}
+    fires = {case["alertname"] for case in cases["alert_rule_test"] if case.get("exp_alerts")}
     assert fires == names
     config = yaml.safe_load((GRAFANA / "prometheus.yml").read_text())
     jobs = {job["job_name"] for job in config["scrape_configs"]}

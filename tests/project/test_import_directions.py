@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Each room and what it imports. A room imports only what stands above it: so there is no cycle.
-#: `__init__` is the face, `import rmetric`: it offers what is in the rooms, and no room asks it.
+#: `__init__` is the face, `import rmetric`: it offers what is in the rooms, and no room imports it.
 IMPORTS = {
     "_util": "",
     "records": "_util",
@@ -144,9 +144,9 @@ def imports() -> list[Import]:
 @pytest.mark.long
 def test_the_table_has_every_room_and_lists_nothing_that_is_not_imported():
     found = defaultdict(set)
-    for one in imports():
-        if not one.of.startswith("studies"):
-            found[one.of].add(one.room)
+    for entry in imports():
+        if not entry.of.startswith("studies"):
+            found[entry.of].add(entry.room)
     rooms = {room_of(module) for module in MODULES if module.split(".")[0] == "rmetric"}
     assert rooms == set(IMPORTS)
     for room, listed in IMPORTS.items():
@@ -170,23 +170,23 @@ def of_study(room: str) -> bool:
 
 FORBIDDEN: dict[str, Callable[[Import], bool]] = {
     "a room imports what its line of the table lacks": (
-        lambda one: one.of in IMPORTS and one.room not in IMPORTS[one.of].split()
+        lambda entry: entry.of in IMPORTS and entry.room not in IMPORTS[entry.of].split()
     ),
     "a room imports a study or the face": (
-        lambda one: not of_study(one.of) and (of_study(one.room) or one.room == "__init__")
+        lambda entry: not of_study(entry.of) and (of_study(entry.room) or entry.room == "__init__")
     ),
     "a study imports another study or the command line": (
-        lambda one: of_study(one.of) and one.room != SHARED
-        and (of_study(one.room) or one.room in NOT_FOR_STUDIES)
+        lambda entry: of_study(entry.of) and entry.room != SHARED
+        and (of_study(entry.room) or entry.room in NOT_FOR_STUDIES)
     ),
     # `_util` is a room for all of the house; the names in it are not for it alone.
-    "a private name of another room is imported": lambda one: is_private(one.name),
+    "a private name of another room is imported": lambda entry: is_private(entry.name),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_no_import_is_forbidden(what):
-    wrong = [one.where for one in imports() if FORBIDDEN[what](one)]
+    wrong = [entry.where for entry in imports() if FORBIDDEN[what](entry)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -176,10 +176,10 @@ def test_replay_and_watch_tell_what_the_end_hides(tmp_path, capsys, odd):
     path.write_text(make())
     out = ["--out", str(tmp_path / "out"), "--plots", "none"]
     assert main(["replay", str(path), *out, "--exit-on-alarm"]) == code
-    said = capsys.readouterr().out
-    assert verdict in said
-    assert "live alarm (calibrated detector): at step " in said
-    assert "before the onset" not in said
+    output = capsys.readouterr().out
+    assert verdict in output
+    assert "live alarm (calibrated detector): at step " in output
+    assert "before the onset" not in output
     assert main(["watch", str(path), "--stop-after", "0", "--exit-on-alarm"]) == 3
     assert alarm in capsys.readouterr().out
 

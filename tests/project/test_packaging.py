@@ -27,7 +27,7 @@ EVERYTHING = {
 
 
 def requirements(lines):
-    return {one.name: one for one in map(Requirement, lines)}
+    return {entry.name: entry for entry in map(Requirement, lines)}
 
 
 def of_file(name):
@@ -39,33 +39,33 @@ def given():
     """Every requirement of the project, by name; the base and the extras agree on a range."""
     found = {}
     for line in chain(PROJECT["dependencies"], *EXTRAS.values()):
-        one = Requirement(line)
-        if one.name != "rmetric":
-            first = found.setdefault(one.name, one)
-            assert first.specifier == one.specifier, one
+        entry = Requirement(line)
+        if entry.name != "rmetric":
+            first = found.setdefault(entry.name, entry)
+            assert first.specifier == entry.specifier, entry
     return found
 
 
-def is_exact(one):
-    return any(specifier.operator == "==" for specifier in one.specifier)
+def is_exact(entry):
+    return any(specifier.operator == "==" for specifier in entry.specifier)
 
 
 def test_exact_versions_stand_in_the_constraints_alone():
-    assert [str(one) for one in given().values() if is_exact(one)] == []
-    assert [str(one) for one in of_file("requirements.txt").values() if is_exact(one)] == []
+    assert [str(entry) for entry in given().values() if is_exact(entry)] == []
+    assert [str(entry) for entry in of_file("requirements.txt").values() if is_exact(entry)] == []
     constraints = of_file("constraints.txt")
-    assert all(is_exact(one) for one in constraints.values())
-    for name, one in constraints.items():
-        [exact] = one.specifier
-        assert exact.version in given()[name].specifier, one
+    assert all(is_exact(entry) for entry in constraints.values())
+    for name, entry in constraints.items():
+        [exact] = entry.specifier
+        assert exact.version in given()[name].specifier, entry
 
 
 def test_requirements_have_everything_with_the_projects_ranges_and_the_constraints():
     everything = of_file("requirements.txt")
     assert everything.keys() >= EVERYTHING
     assert everything.keys() >= requirements(PROJECT["dependencies"]).keys()
-    for name, one in everything.items():
-        assert one.specifier == given()[name].specifier, one
+    for name, entry in everything.items():
+        assert entry.specifier == given()[name].specifier, entry
     assert "\n-c constraints.txt\n" in (ROOT / "requirements.txt").read_text(encoding="utf-8")
     assert '"--constraint", "constraints.txt"' in (ROOT / "tasks.py").read_text(encoding="utf-8")
 

@@ -102,6 +102,6 @@ def test_the_readme_counts_the_known_faults():
     from rmetric.diagnosis.library import SignatureLibrary
 
     page = (ROOT / "docs/steps.md").read_text(encoding="utf-8")
-    said = int(re.search(r"recognises over (\d+) faults", page)[1])
-    faults = [one for one in SignatureLibrary.shipped() if one.role not in ("harmless", "success")]
-    assert said < len(faults) <= said + 50
+    stated = int(re.search(r"recognises over (\d+) faults", page)[1])
+    faults = [sig for sig in SignatureLibrary.shipped() if sig.role not in ("harmless", "success")]
+    assert stated < len(faults) <= stated + 50

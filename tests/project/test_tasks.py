@@ -18,9 +18,9 @@ def test_the_help_of_a_task_installs_and_runs_nothing(task, option, monkeypatch,
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was started"))
     monkeypatch.setattr(sys, "argv", ["tasks.py", task, option])
     assert tasks.main() == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"usage: python3 tasks.py {task}")
-    assert len(said.split("\n\n")[1]) > 10
+    output = capsys.readouterr().out
+    assert output.startswith(f"usage: python3 tasks.py {task}")
+    assert len(output.split("\n\n")[1]) > 10
 
 
 def test_the_help_of_a_fresh_clone_makes_no_environment(tmp_path):

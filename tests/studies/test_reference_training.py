@@ -47,7 +47,7 @@ def largest_difference(folder, plain):
     found = losses_of(folder)
     assert len(found) == len(plain)
     pairs = zip(found.values(), plain, strict=True)
-    return max(abs(one - other) for both in pairs for one, other in zip(*both, strict=True))
+    return max(abs(loss - other) for both in pairs for loss, other in zip(*both, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +152,9 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path, plain
 @pytest.mark.parametrize("kind", ["exception", "slow", "hang"])
 def test_an_injection_strikes_one_rank_once(tmp_path, monkeypatch, capsys, kind):
     monkeypatch.setattr("studies.tiny_llama.settings.time.sleep", lambda seconds: 1 / 0)
-    asked = (Injection(kind=kind, step=3, rank=1),)
-    Injector(tmp_path, asked, rank=0).before(3)
-    struck = Injector(tmp_path, asked, rank=1)
+    injections = (Injection(kind=kind, step=3, rank=1),)
+    Injector(tmp_path, injections, rank=0).before(3)
+    struck = Injector(tmp_path, injections, rank=1)
     struck.before(2)
     assert not list(tmp_path.iterdir())
     with pytest.raises(InjectedError if kind == "exception" else ZeroDivisionError):
@@ -162,27 +162,27 @@ def test_an_injection_strikes_one_rank_once(tmp_path, monkeypatch, capsys, kind)
     assert capsys.readouterr().err == f"injected: {kind}@3:1\n"
     entry = json.loads((tmp_path / "injected" / f"{kind}@3:1.json").read_text())
     assert entry["pid"] == os.getpid()
-    Injector(tmp_path, asked, rank=1).before(3)
+    Injector(tmp_path, injections, rank=1).before(3)
 
 
 @pytest.mark.slow
 def test_torchrun_starts_it_again_after_a_kill(tmp_path, plain):
-    said = settings(tmp_path / "run")
+    setup = settings(tmp_path / "run")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [
             *torchrun, "--nproc-per-node=2", "--max-restarts=1", "-m", "studies.tiny_llama",
-            *SMALL, "--folder", str(said.folder.path), "--layout=tensor=2", "--inject=kill@5:1",
+            *SMALL, "--folder", str(setup.folder.path), "--layout=tensor=2", "--inject=kill@5:1",
             "--synchronous",
         ],
         env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (said.folder.path / "injected" / "kill@5:1.json").exists()
+    assert (setup.folder.path / "injected" / "kill@5:1.json").exists()
     assert "after step 3" in done.stdout
-    assert largest_difference(said.folder.path, plain) < CLOSE
-    assert {beat.phase for beat in said.folder.beats().values()} == {"finished"}
+    assert largest_difference(setup.folder.path, plain) < CLOSE
+    assert {beat.phase for beat in setup.folder.beats().values()} == {"finished"}
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, plain):
@@ -278,7 +278,7 @@ def test_a_sample_is_a_function_of_seed_step_and_index(seed, step, index):
         assert after in chain.successors_VK[token]
 
 
-def test_the_chain_has_the_entropy_that_is_said():
+def test_the_chain_has_the_entropy_that_is_stated():
     assert sum(SUCCESSION) == 1.0
     assert pytest.approx(-sum(share * log(share) for share in SUCCESSION)) == ENTROPY
     assert f"{ENTROPY:.2f} nats" in Path("docs/reference_training.md").read_text()
@@ -369,12 +369,12 @@ def test_the_layout_of_a_supervisor_counts(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.set_layout(Layout(pipeline=2, micro_batch=2, accumulation=3))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    asked = parser().parse_args(["--layout=tensor=2,data=2"])
-    assert settings_of(asked, 2).layout == folder.layout()
+    options = parser().parse_args(["--layout=tensor=2,data=2"])
+    assert settings_of(options, 2).layout == folder.layout()
     with pytest.raises(ValueError, match=r"there are 4 ranks .*layout.json, takes 2"):
-        settings_of(asked, 4)
+        settings_of(options, 4)
     with pytest.raises(ValueError, match="the supervisor's is"):
         settings_of(parser().parse_args(["--folder", str(tmp_path / "other")]), 2)
     folder.layout_file.write_text("{")
     with pytest.raises(ValueError, match=r"layout.json holds no layout"):
-        settings_of(asked, 2)
+        settings_of(options, 2)

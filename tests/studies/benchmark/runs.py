@@ -64,7 +64,7 @@ def rising(start: int, last: int = STEPS) -> dict[int, object]:
     return {step: 3.0 + 0.3 * (step - start) for step in range(start, last + 1)}
 
 
-def said(run: Run, *alerts: int) -> Trace:
+def alarmed(run: Run, *alerts: int) -> Trace:
     """A detector that is alarmed at these steps."""
     steps = np.array([record.step for record in run.records])
     alarms = np.isin(steps, alerts)

@@ -200,7 +200,7 @@ def test_the_stress_study_is_read_from_its_folder(tmp_path):
     assert rows["Never alarm"]["Utility"] == "0"
 
 
-def test_public_logs_that_are_not_there_are_said_and_the_rest_is_made(laboratory, tmp_path, capsys):
+def test_missing_public_logs_are_reported_and_the_rest_is_made(laboratory, tmp_path, capsys):
     options = ("--data", "lab", "real", "--lab", str(laboratory), "--real-logs",
                str(tmp_path / "nowhere"))  # fmt: skip
     assert run(tmp_path / "out", *options, "--detectors", "never") == 1

@@ -24,7 +24,7 @@ from studies.detector_benchmark.real_logs import (
     real,
 )
 from tests.authors_data import LOGS, needs_training_logs
-from tests.studies.benchmark.runs import said
+from tests.studies.benchmark.runs import alarmed
 
 ROOT = Path(__file__).parents[3]
 
@@ -122,7 +122,7 @@ def test_what_is_not_there_or_differs_is_skipped_with_a_line(tmp_path, folder):
 
 
 def measured(data, *alerts: tuple[int, ...]):
-    traces = [said(run, *at) for run, at in zip(data.runs, alerts, strict=True)]
+    traces = [alarmed(run, *at) for run, at in zip(data.runs, alerts, strict=True)]
     return measure_real(data, Judged.of(data.cases, traces), references={})
 
 
@@ -190,7 +190,7 @@ def test_files_are_fetched_checked_and_not_fetched_again(served, tmp_path, manif
     assert [got.note for got in fetch(lines, out, base_url=base)] == ["is there"] * 2
 
 
-def test_other_bytes_and_missing_files_are_said_and_the_rest_goes_on(
+def test_other_bytes_and_missing_files_are_reported_and_the_rest_goes_on(
     served, tmp_path, manifest, capsys
 ):
     base, root, calm, broken = served

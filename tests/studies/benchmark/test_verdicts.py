@@ -30,7 +30,7 @@ from studies.detector_benchmark.cases import (
 )
 from studies.detector_benchmark.data_sets import DataSet
 from studies.detector_benchmark.measure import Judged, curve, operating
-from tests.studies.benchmark.runs import ONSET, STEPS, campaign, made_run, rising, said
+from tests.studies.benchmark.runs import ONSET, STEPS, alarmed, campaign, made_run, rising
 
 
 def cases_of(*runs: Run) -> Cases:
@@ -38,7 +38,7 @@ def cases_of(*runs: Run) -> Cases:
 
 
 def seen(runs: list[Run], alerts: list[tuple[int, ...]]) -> Judged:
-    traces = [said(run, *steps) for run, steps in zip(runs, alerts, strict=True)]
+    traces = [alarmed(run, *steps) for run, steps in zip(runs, alerts, strict=True)]
     return Judged.of(cases_of(*runs), traces)
 
 
@@ -73,7 +73,7 @@ BY_HAND = {
 def test_verdicts_by_hand(case):
     run, steps, expected = BY_HAND[case]
     cases = cases_of(run)
-    alerts = alerts_of(cases.windows, [said(run, *steps)])
+    alerts = alerts_of(cases.windows, [alarmed(run, *steps)])
     headline, harsh = neutral(cases, alerts), strict(cases, alerts)
     apart = real_but_absorbed(cases, alerts)
     found = headline.hit, headline.false_alarm, harsh.false_alarm, apart
@@ -95,11 +95,11 @@ def test_early_is_five_steps_before_the_loss_has_broken():
     run = made_run("r", "acute", failure=90, training_loss=rising(60))  # broken at 63
     cases = cases_of(run)
     for step, expected in ((58, True), (59, False), (49, False)):
-        alerts = alerts_of(cases.windows, [said(run, step)])
+        alerts = alerts_of(cases.windows, [alarmed(run, step)])
         assert early(cases, neutral(cases, alerts), alerts).tolist() == [expected], step
 
 
-def test_instant_failures_are_told_apart_and_what_sees_them_is_said():
+def test_instant_failures_are_told_apart_and_what_sees_them_is_reported():
     instant = made_run("i", "acute", failure=ONSET, gradient_norm={ONSET: inf})
     entries = made_run("e", "acute", failure=ONSET, non_finite_gradients={ONSET: 1})
     weights = made_run("w", "acute", failure=ONSET, parameter_norm={ONSET: inf})
@@ -130,7 +130,7 @@ def test_a_kind_that_is_left_out_is_judged_by_thresholds_that_never_saw_it():
     assert found["share"].point == 0.5
     known = calibrate(runs, 0.0)
     detectors = [(CalibratedDetector(known), run) for run in rough]
-    assert not any(one.update(record).alarm for one, run in detectors for record in run.records)
+    assert not any(judge.update(record).alarm for judge, run in detectors for record in run.records)
 
 
 def heavy(seed: int) -> dict[int, float]:
@@ -145,7 +145,7 @@ def test_episodes_are_counted_once_and_in_healthy_steps_only():
     # The branches' past is the control's: healthy are 100 steps of it and 51 benign ones.
     assert (cases.healthy_to - cases.healthy_from).tolist() == [100, 0, 0, 51]
     further = ((), (), (60,), (70, 71))
-    traces = [said(run, 10, 11, 30, *more) for run, more in zip(runs, further, strict=True)]
+    traces = [alarmed(run, 10, 11, 30, *more) for run, more in zip(runs, further, strict=True)]
     rate = false_alarm_rate(cases, traces)
     assert rate.episodes_per_1000 == pytest.approx(1000 * 3 / 151)
     assert rate.share_alarmed == pytest.approx(5 / 151)
@@ -157,10 +157,10 @@ alert_lists = st.lists(
 )
 
 
-def utility(said_: Judged, costs: Costs) -> float:
+def utility(judged: Judged, costs: Costs) -> float:
     cases = cases_of(*RUNS)
     best = Judged.of(cases, [oracle_trace(run, cases.windows, i) for i, run in enumerate(RUNS)])
-    return float(costs.utility(said_.neutral, best.neutral, np.ones(len(RUNS))))
+    return float(costs.utility(judged.neutral, best.neutral, np.ones(len(RUNS))))
 
 
 @settings(max_examples=60, deadline=None)
@@ -197,7 +197,7 @@ def test_costs_that_mean_nothing_are_refused(wrong):
 
 
 def test_a_threshold_between_two_scores_is_the_detector_itself():
-    cases, traces = cases_of(*RUNS), [said(run, 60) for run in RUNS]
+    cases, traces = cases_of(*RUNS), [alarmed(run, 60) for run in RUNS]
     found = curve(cases, traces)
     own = operating(cases, alerts_of(cases.windows, traces))
     at = found["threshold"].index(0.0)  # scores are 0 and 1: above 0 is the alarm itself

@@ -48,12 +48,12 @@ from studies.diagnosis_benchmark.written_sets import (
 )
 from studies.diagnosis_benchmark.written_sets import written_sets as known_sets
 
-KNOWN = [(one.family, one.id) for one in (*SignatureLibrary.shipped(), *inferred_causes().values())]
+KNOWN = [(sig.family, sig.id) for sig in (*SignatureLibrary.shipped(), *inferred_causes().values())]
 
 
 def known(entry: str) -> bool:
     family, _, pattern = entry.partition("@")[0].partition("/")
-    return any(family == its and fnmatchcase(id, pattern or "*") for its, id in KNOWN)
+    return any(family == group and fnmatchcase(id, pattern or "*") for group, id in KNOWN)
 
 
 def test_each_class_and_each_injected_kind_has_a_meaning_in_the_library() -> None:
@@ -65,7 +65,7 @@ def test_each_class_and_each_injected_kind_has_a_meaning_in_the_library() -> Non
     without = {"no cause": meanings.NO_CAUSE}
     for table in (meanings.CLASSES, meanings.GROUPS, meanings.KINDS, without):
         for entries in table.values():
-            assert {one.partition("@")[0].partition("/")[0] for one in entries} <= families
+            assert {entry.partition("@")[0].partition("/")[0] for entry in entries} <= families
     for name, entries in meanings.CLASSES.items():
         assert name == "none" or any(map(known, entries)), name
 
@@ -91,7 +91,7 @@ def test_how_right_a_cause_is(answer: meanings.Named, classes: list[str], expect
     assert meanings.verdict(answer, classes) == expected
 
 
-def job(**told: object) -> WrittenCase:
+def job(**fields: object) -> WrittenCase:
     base = {
         "made_as": "storage", "variant": "full", "outcomes": ["failed"], "causes": ["disk_full"],
         "cause_group": "storage", "stages": ["checkpoint", "train"], "lines": 9,
@@ -101,7 +101,7 @@ def job(**told: object) -> WrittenCase:
         name="job-1", group="job-1", folder=Path(), outcome="failed", kind="storage", rank=2,
         node="n1", node_of_rank={0: "n0", 2: "n1"}, cause_class="disk_full",
     )  # fmt: skip
-    return WrittenCase(case=case, set="05", told={**base, **told})
+    return WrittenCase(case=case, set="05", manifest={**base, **fields})
 
 
 #: Neither a rank nor a node is labelled.
@@ -115,7 +115,7 @@ def attempt(number: int, outcome: str) -> Attempt:
     )  # fmt: skip
 
 
-def said(**fields: object) -> Diagnosis:
+def a_diagnosis(**fields: object) -> Diagnosis:
     base = {
         "outcome": "failed", "cause": "cuda_out_of_memory", "family": "out of GPU memory",
         "stage": "train", "confidence": 0.9,
@@ -127,11 +127,11 @@ def said(**fields: object) -> Diagnosis:
 
 
 def test_an_answer_is_scored_on_all_its_parts() -> None:
-    found = scored(job(), said())
+    found = scored(job(), a_diagnosis())
     assert (found.outcome_right, found.cause, found.cause_at) == (True, "wrong", 2)
     assert (found.first, found.among_five, found.stage_right) == (1.0, 1.0, True)
     assert (found.attempts, found.attempts_found, found.ends_right) == (2, 2, 1)
-    whole = scored(job(), said(attempts=(), stage="launch", outcome="healthy", cause=None))
+    whole = scored(job(), a_diagnosis(attempts=(), stage="launch", outcome="healthy", cause=None))
     assert (whole.outcome_right, whole.cause, whole.cause_at) == (False, "unknown", 2)
     assert (whole.stage_right, whole.attempts_found, whole.ends_right) == (False, 1, 0)
     refused = scored(job(), REFUSED)  # logs that are refused are wrong in everything
@@ -141,13 +141,13 @@ def test_an_answer_is_scored_on_all_its_parts() -> None:
 
 def test_a_node_counts_where_no_rank_is_labelled() -> None:
     on_node = replace(job(), case=replace(job().case, rank=None))
-    assert scored(on_node, said()).first == 1.0
-    assert scored(NOWHERE, said()).first is None
+    assert scored(on_node, a_diagnosis()).first == 1.0
+    assert scored(NOWHERE, a_diagnosis()).first is None
 
 
 def test_the_calibration_error_by_hand() -> None:
     stated_ = ((0.95, True), (0.91, False), (0.55, True), (0.1, False))
-    answers = [Stated(*one, group) for one, group in zip(stated_, "abcd", strict=True)]
+    answers = [Stated(*pair, group) for pair, group in zip(stated_, "abcd", strict=True)]
     # The first two are of one bin: |1 - 1.86|; then 0.45 and 0.1.
     assert calibration_error(answers).point == pytest.approx((0.86 + 0.45 + 0.1) / 4)
     assert calibration_error([Stated(1.0, True, "a")]).point == 0.0
@@ -173,8 +173,8 @@ def test_a_fit_ranks_what_was_right_first_and_keeps_to_the_signs() -> None:
 
 
 def test_shares_rise_with_the_confidence_and_tell_from_where_an_answer_is_sure() -> None:
-    good = [scored(job(causes=["cuda_oom"]), said(basis="cause", score=0.9))] * 40
-    bad = [scored(job(), said(basis="cause", score=0.6))] * 30
+    good = [scored(job(causes=["cuda_oom"]), a_diagnosis(basis="cause", score=0.9))] * 40
+    bad = [scored(job(), a_diagnosis(basis="cause", score=0.6))] * 30
     knots, sure = shares([*good, *bad, scored(job(), REFUSED)])
     (low, few), (high, most) = knots["cause"]
     assert (low, high) == (0.6, 0.9)
@@ -206,14 +206,14 @@ def test_stored_answers_are_limited_by_the_model_of_today() -> None:
 )
 def test_an_answer_without_a_labelled_cause_is_right_by_outcome_and_line(answer, right):
     known = JobScores("a", "g", "", "failed", 1, {})
-    said = Answer(**{"outcome": "failed", "family": "disk full", **answer})  # type: ignore[arg-type]
-    assert is_right(known, said) is right
+    given = Answer(**{"outcome": "failed", "family": "disk full", **answer})  # type: ignore[arg-type]
+    assert is_right(known, given) is right
     healthy = replace(known, outcome="healthy")
-    assert is_right(healthy, said) is (said.outcome == "healthy" and said.cause is None)
+    assert is_right(healthy, given) is (given.outcome == "healthy" and given.cause is None)
 
 
 def test_scores_come_back_from_their_file_and_a_bad_row_is_named(tmp_path: Path) -> None:
-    rows = [scored(job(), said()), scored(NOWHERE, REFUSED)]
+    rows = [scored(job(), a_diagnosis()), scored(NOWHERE, REFUSED)]
     path = tmp_path / "scores.csv"
     write_rows(path, WrittenScores, rows)
     assert read_rows(path, WrittenScores) == rows
@@ -224,7 +224,7 @@ def test_scores_come_back_from_their_file_and_a_bad_row_is_named(tmp_path: Path)
 
 
 def test_answers_of_first_looks_have_a_row_of_their_own() -> None:
-    first = scored(job(), said(basis="cause", score=0.9))
+    first = scored(job(), a_diagnosis(basis="cause", score=0.9))
     today = replace(first, cause="right")
     errors, bins = calibration_tables([], [first], [today])
     assert [row[:2] for row in errors.rows] == [(FIRST, 1), (TODAY, 1), ("all of today", 1)]
@@ -251,23 +251,23 @@ def test_the_gpualert_corpus_is_read_without_the_line_that_tells(tmp_path: Path)
         info = tarfile.TarInfo("corpus/a.log")
         info.size = len(text)
         tar.addfile(info, io.BytesIO(text))
-    told = {"id": "a", "mode": "nan_loss", "source": "injected", "log_path": "corpus/a.log"}
-    (tmp_path / "labels.jsonl").write_text(json.dumps(told) + "\n")
+    label = {"id": "a", "mode": "nan_loss", "source": "injected", "log_path": "corpus/a.log"}
+    (tmp_path / "labels.jsonl").write_text(json.dumps(label) + "\n")
     out = tmp_path / "out"
     arguments = ["real", "--split", "gpualert", "--logs", str(tmp_path), "--out", str(out)]
     assert main([*arguments, "--jobs", "1"]) == 0
     [found] = read_rows(out / "gpualert.csv", gpualert.Classified)
-    assert (found.said, found.source) == ("nan_loss", "injected")
-    (tmp_path / "labels.jsonl").write_text(json.dumps(told | {"mode": "other"}))
+    assert (found.answer, found.source) == ("nan_loss", "injected")
+    (tmp_path / "labels.jsonl").write_text(json.dumps(label | {"mode": "other"}))
     assert main([*arguments, "--jobs", "1"]) == 2
     assert main([*arguments[:4], str(tmp_path / "none"), "--jobs", "1"]) == 2
 
 
 def test_shares_are_of_the_jobs_that_have_the_label() -> None:
-    one = scored(job(), said())
-    other = scored(job(stages=[""]), said(cause="disk_full", family="disk full"))
-    well = replace(one, outcomes=("healthy",), causes=(), cause="", first=None, stage_right=None)
-    sets, parts, misses = written_tables([one, other], [other, other, well])
+    first = scored(job(), a_diagnosis())
+    other = scored(job(stages=[""]), a_diagnosis(cause="disk_full", family="disk full"))
+    well = replace(first, outcomes=("healthy",), causes=(), cause="", first=None, stage_right=None)
+    sets, parts, misses = written_tables([first, other], [other, other, well])
     rows = {row[0]: dict(zip((column.label for column in sets.columns), row, strict=True))
             for row in sets.rows}  # fmt: skip
     assert list(rows) == ["05", "all numbered"]
@@ -278,7 +278,7 @@ def test_shares_are_of_the_jobs_that_have_the_label() -> None:
     assert (known["Healthy: no cause named"], known["Rank or node first"]) == ("0 → 1", "2")
     assert [row[:4] for row in misses.rows] == [("healthy", 1, "0 → 0", "0 → 0"),
                                                 ("storage", 2, "0 → 0", "1 → 0")]  # fmt: skip
-    assert written_tables([one], []) == []
+    assert written_tables([first], []) == []
 
 
 # -- the archives, the jobs of their first looks, and the commands that judge them
@@ -308,45 +308,45 @@ def test_a_set_holds_the_jobs_of_its_first_look_and_labels_of_lines_that_are_the
     jobs = unpacked(SETS[name], tmp_path)
     assert len(jobs) == SETS[name].jobs
     assert digest([SETS[name].archive]) == SETS[name].sha256
-    for one in jobs:
-        told = one.told
-        for label in one.case.labels:
-            assert 1 <= label.line <= length(one.case.folder / label.file), (one.case.name, label)
-        roles = {label.role for label in one.case.labels}
-        assert one.case.is_healthy or roles & {"cause", "symptom"}, one.case.name
-        assert set(told["causes"]) <= set(meanings.CAUSES)
-        assert (told["outcomes"][0], told["causes"][0]) == (told["outcome"], told["cause_class"])
+    for job in jobs:
+        meta = job.manifest
+        for label in job.case.labels:
+            assert 1 <= label.line <= length(job.case.folder / label.file), (job.case.name, label)
+        roles = {label.role for label in job.case.labels}
+        assert job.case.is_healthy or roles & {"cause", "symptom"}, job.case.name
+        assert set(meta["causes"]) <= set(meanings.CAUSES)
+        assert (meta["outcomes"][0], meta["causes"][0]) == (meta["outcome"], meta["cause_class"])
 
 
 def test_each_set_is_an_archive_and_numbered_ones_had_a_first_look() -> None:
     assert [*SETS] == [*(f"{number:02d}" for number in range(1, len(SETS) - 1)),
                        "development", "opened"]  # fmt: skip
-    assert {one.archive for one in SETS.values()} == set(written_sets.SETS.glob("*.tar.xz"))
-    looked = {name for name, one in SETS.items() if one.commit and one.first_look}
+    assert {entry.archive for entry in SETS.values()} == set(written_sets.SETS.glob("*.tar.xz"))
+    looked = {name for name, entry in SETS.items() if entry.commit and entry.first_look}
     assert looked == {name for name in SETS if name.isdecimal()}
     # The first looks have each job once, and today's answers all sets.
     for file, numbered in (("first_looks.csv", True), ("written.csv", False)):
         rows = read_rows(RESULTS / file, WrittenScores)
         assert len({(row.set, row.job) for row in rows}) == len(rows)
-        sets = [one for one in SETS.values() if one.commit or not numbered]
-        assert {one.name: one.jobs for one in sets} == pd.Series(
+        sets = [entry for entry in SETS.values() if entry.commit or not numbered]
+        assert {entry.name: entry.jobs for entry in sets} == pd.Series(
             [row.set for row in rows]
         ).value_counts().to_dict()
 
 
 def test_set_01_is_that_of_its_seal() -> None:
-    sealed, told = io.BytesIO(), json.loads((RESULTS / "blind_seal.json").read_text())
+    sealed, seal = io.BytesIO(), json.loads((RESULTS / "blind_seal.json").read_text())
     with (
         tarfile.open(SETS["01"].archive) as archive,
         tarfile.open(fileobj=sealed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
-        files = [one for one in archive.getmembers() if one.isfile()]
-        for member in sorted(files, key=lambda one: one.name.split("/", 1)):
+        files = [member for member in archive.getmembers() if member.isfile()]
+        for member in sorted(files, key=lambda member: member.name.split("/", 1)):
             info = tarfile.TarInfo(f"sealed/{member.name}")
             info.size = member.size
             tar.addfile(info, archive.extractfile(member))
-    assert hashlib.sha256(sealed.getvalue()).hexdigest() == told["sha256_of_tar"]
-    assert told["set"] == "01"
+    assert hashlib.sha256(sealed.getvalue()).hexdigest() == seal["sha256_of_tar"]
+    assert seal["set"] == "01"
 
 
 def test_a_manifest_that_lacks_something_is_named(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_a_manifest_that_lacks_something_is_named(tmp_path: Path) -> None:
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two sets, 02 and development, of a job each; returns a folder for results."""
     jobs = unpacked(SETS["development"], tmp_path / "all")
-    two = {one.told["variant"]: one for one in jobs}
+    two = {written.manifest["variant"]: written for written in jobs}
     rows = []
     for name, variant, commit in (("02", "requeued, four", "abc"), ("development", "full", "")):
         folder = tmp_path / "parts" / name

@@ -27,7 +27,7 @@ def refused(*arguments: str | Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--steps", "0"], "--steps is 0: at least 1"),
         (["--onset", "401"], "--onset is 401: it must be from 1 to the last step, 400"),
@@ -43,8 +43,8 @@ def refused(*arguments: str | Path) -> str:
         pytest.param(["--device", "cuda"], "finds no usable GPU", marks=WITHOUT_CUDA),
     ],
 )
-def test_a_number_out_of_range_is_named_with_its_range(options, said, tmp_path):
-    assert said in refused("--tiny", "--device", "cpu", "--out", tmp_path / "out", *options)
+def test_a_number_out_of_range_is_named_with_its_range(options, message, tmp_path):
+    assert message in refused("--tiny", "--device", "cpu", "--out", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
 
 
@@ -86,7 +86,7 @@ def test_a_model_with_its_own_code_or_the_tokenizer_of_another_is_refused(model,
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("a.jsonl", '{"id": 1, "title": "x"}\n', "found id, title; accepted are instruction"),
         ("a.jsonl", '{"text": "x"}\n{"text"\n', "JSON parse error"),
@@ -97,13 +97,13 @@ def test_a_model_with_its_own_code_or_the_tokenizer_of_another_is_refused(model,
         ("a.jsonl", '{"messages": "x"}\n', "each message has a role and a content"),
     ],
 )
-def test_a_dataset_that_cannot_be_used_says_why(model, tmp_path, name, text, said):
+def test_a_dataset_that_cannot_be_used_says_why(model, tmp_path, name, text, message):
     path = tmp_path / name
     path.write_text(text)
     error = refused("--model", model, "--dataset", path, "--out", tmp_path / "out",
                     "--sequence-length", "32")  # fmt: skip
     assert f"--dataset {path}" in error
-    assert said in error
+    assert message in error
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(model, dataset, tmp_path):

@@ -15,8 +15,8 @@ from tests.studies.case_study.runs import write_examples
 TOKENIZER = byte_tokenizer()
 
 
-def fault_of(asked: str, onset: int = 400, duration: int | None = None) -> Fault:
-    [fault] = faults_of(asked, onset, duration)
+def fault_of(text: str, onset: int = 400, duration: int | None = None) -> Fault:
+    [fault] = faults_of(text, onset, duration)
     return fault
 
 
@@ -41,8 +41,8 @@ def first_tokens(row: dict) -> tuple[list[int], list[int]]:
 def test_the_same_words_are_the_same_tokens_whatever_the_columns_are_called():
     pairs = [("instruction", "output"), ("instruction", "response"), ("prompt", "completion"),
              ("prompt", "response"), ("question", "answer")]  # fmt: skip
-    said = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so."}]
-    rows = [{q: "why?", a: "so.", "id": 1} for q, a in pairs] + [{"messages": said}]
+    messages = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so."}]
+    rows = [{q: "why?", a: "so.", "id": 1} for q, a in pairs] + [{"messages": messages}]
     assert len({str(first_tokens(row)) for row in rows}) == 1
 
 
@@ -131,7 +131,7 @@ def test_the_learning_rate_is_multiplied_or_runs_away():
 def test_faults_of_gradients_change_them_by_their_severity():
     gradient = torch.linspace(-1, 1, 30)
     scaled, turned, spoilt = (
-        fault_of(asked).gradient for asked in ("GRADIENT_SCALE:7", "SIGN_FLIP_ALL", "NAN_GRADIENT")
+        fault_of(name).gradient for name in ("GRADIENT_SCALE:7", "SIGN_FLIP_ALL", "NAN_GRADIENT")
     )
     assert torch.equal(scaled(gradient, 7.0), 7 * torch.linspace(-1, 1, 30))
     assert torch.equal(turned(gradient, 2.0), -2 * torch.linspace(-1, 1, 30))

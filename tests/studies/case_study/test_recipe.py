@@ -63,7 +63,7 @@ def test_the_paper_s_model_gets_the_recipe_that_its_device_has_room_for(device, 
 
 
 @pytest.mark.parametrize(
-    ("device", "method", "length", "said"),
+    ("device", "method", "length", "message"),
     [
         (RTX_4060, "lora", 512, "on NVIDIA GeForce RTX 4060: LoRA in bfloat16, gradient"),
         (gpu("GTX 1650", 3.8), "auto", 512, "LoRA on 4-bit weights .* needs 4.5 GiB, and of the"),
@@ -72,12 +72,12 @@ def test_the_paper_s_model_gets_the_recipe_that_its_device_has_room_for(device, 
         (CPU, "qlora", 512, "--qlora needs an NVIDIA GPU"),
     ],
 )
-def test_what_does_not_fit_is_refused(device, method, length, said):
-    with pytest.raises(CaseStudyError, match=said):
+def test_what_does_not_fit_is_refused(device, method, length, message):
+    with pytest.raises(CaseStudyError, match=message):
         models.plan_training(read_config(QWEN_3B), Settings(sequence_length=length), device, method)
 
 
-def test_a_host_without_room_for_the_state_before_the_onset_is_said(monkeypatch):
+def test_a_host_without_room_for_the_state_before_the_onset_is_reported(monkeypatch):
     def refuse(needed: int, what: str) -> None:
         assert needed == 3 * 4 * NUMBER
         raise MemoryError(f"{what} do not fit")
@@ -87,7 +87,7 @@ def test_a_host_without_room_for_the_state_before_the_onset_is_said(monkeypatch)
         models.plan_training(read_config(QWEN_3B), Settings(), H200)
 
 
-def test_too_little_memory_is_said_before_anything_is_written(tmp_path, monkeypatch):
+def test_too_little_memory_is_reported_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr("studies.case_study.models.find_device", lambda kind, float16: T4)
     done = run("--random-weights", "--full", "--out", tmp_path / "out")
     assert (done.code, done.err.count("\n")) == (2, 1)
@@ -100,7 +100,7 @@ def test_the_estimate_is_near_what_an_h100_took(study, recipe):
     path = ROOT / "studies/gpu/results/h100" / study / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8"))
     assert summary["method"]["chosen"] == str(recipe)
-    took = max(one["cost"]["peak_memory_bytes"] for one in summary["runs"].values())
+    took = max(entry["cost"]["peak_memory_bytes"] for entry in summary["runs"].values())
     memory = models.memory_needed(read_config(QWEN_3B), recipe, Settings())
     assert sum(memory.values()) - memory["cuda_context"] == pytest.approx(took, rel=0.01)
     assert memory["gradients"] == 4 * summary["method"]["trained_weights"]

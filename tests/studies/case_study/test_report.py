@@ -38,8 +38,8 @@ def test_the_page_has_the_table_of_the_summary_and_says_what_the_logs_say(scored
     assert {score.raw.failure_rate for run in scored.values() for score in run.scores} == {0.0}
     losses = {record.step: record.validation_loss for record in scored["LR_RUNAWAY"].run.records}
     before, then, later = (losses[step] for step in (200, 210, 260))
-    said = f"from {before:.2f} to {then:.2f}; it reaches {later:.1f} at step 260"
-    assert said in " ".join(page.split())
+    sentence = f"from {before:.2f} to {then:.2f}; it reaches {later:.1f} at step 260"
+    assert sentence in " ".join(page.split())
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +55,16 @@ def test_the_plot_has_the_calibrated_score_its_threshold_and_its_first_alarm(sco
     labelled = [axes for axes in figure.axes if axes.get_ylabel() == "calibrated"]
     assert labelled == of_calibrated[:1]
     for axes, name in zip(of_calibrated, scored, strict=True):
-        said = calibrated[name]
+        result = calibrated[name]
         curve, threshold, marker, *_ = axes.lines
-        assert np.array_equal(curve.get_ydata(), said.scores, equal_nan=True)
+        assert np.array_equal(curve.get_ydata(), result.scores, equal_nan=True)
         assert set(threshold.get_ydata()) == {1.0}
-        firsts = [] if said.first_alert is None else [said.first_alert]
+        firsts = [] if result.first_alert is None else [result.first_alert]
         assert list(marker.get_xdata()) == firsts
         shaded = axes.collections[0].get_paths()  # one interval in a run with a fault
         assert len(shaded) == len(firsts)
         low, high = axes.get_ylim()
-        assert low < 0 < 1 < np.nanmax(said.scores) < high or np.nanmax(said.scores) < 1 < high
+        assert low < 0 < 1 < np.nanmax(result.scores) < high or np.nanmax(result.scores) < 1 < high
     assert len({axes.get_ylim() for axes in of_calibrated}) == 1
     sizes = [text.get_fontsize() for axes in figure.axes for text in (
         axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts, *axes.get_xticklabels(),
@@ -75,7 +75,7 @@ def test_the_plot_has_the_calibrated_score_its_threshold_and_its_first_alarm(sco
 
 
 @pytest.mark.parametrize(
-    ("failure", "first", "said"),
+    ("failure", "first", "expected"),
     [
         (230, None, "missed"),
         (None, None, "no alarm"),
@@ -87,12 +87,12 @@ def test_the_plot_has_the_calibrated_score_its_threshold_and_its_first_alarm(sco
         (None, 200, "200: on a fault that was absorbed"),
     ],
 )
-def test_the_verdict_is_that_of_the_causal_rule(failure, first, said):
+def test_the_verdict_is_that_of_the_causal_rule(failure, first, expected):
     run = {"onset_step": 200, "failure_step": failure}
-    assert verdict(run, first) == said
+    assert verdict(run, first) == expected
     # Without a fault each alarm is false, also where the run fails by itself.
     control = verdict(run | {"onset_step": None}, first)
-    assert control == (said if first is None else f"{first}: false alarm")
+    assert control == (expected if first is None else f"{first}: false alarm")
 
 
 # -- what counts as a failure; the definitions themselves are those of the simulator
@@ -187,8 +187,8 @@ def test_an_alarm_before_the_fault_is_a_hit_by_one_rule_and_two_runs_confirm_not
     [(5.0, 0.5, "below"), (5.0, 3.0, "above"), (0.05, 40.0, "no claim")],
 )
 def test_a_model_too_small_to_compare_claims_nothing_of_the_cost(seconds, percent, verdict):
-    one = a_run("healthy", NOTHING, NOTHING, seconds, percent)
-    assert rows(control=one)[COST][VERDICT] == verdict
+    control = a_run("healthy", NOTHING, NOTHING, seconds, percent)
+    assert rows(control=control)[COST][VERDICT] == verdict
 
 
 def test_only_finished_runs_count_and_in_the_order_of_the_folders(tmp_path: Path):

@@ -102,16 +102,16 @@ def test_a_nan_that_reaches_the_weights_ends_the_run_as_non_finite(model, datase
 
 def test_each_fault_has_a_run_that_branches_off_the_control(study, model, dataset, tmp_path):
     out = tmp_path / "out"
-    asked = "sign_flip_all:2,gradient_scale,label_shuffle,lr_spike"
-    result = finished(*mini(model, dataset, out), "--fault", asked)
+    faults = "sign_flip_all:2,gradient_scale,label_shuffle,lr_spike"
+    result = finished(*mini(model, dataset, out), "--fault", faults)
     runs = summary(out)["runs"]
     assert list(runs) == [
         "control", "SIGN_FLIP_ALL-2", "GRADIENT_SCALE", "LABEL_SHUFFLE", "LR_SPIKE"
     ]  # fmt: skip
     assert measured(out / FAULT) == measured(study / FAULT)  # whatever came between
     control = measured(study / CONTROL)
-    for one in list(runs.values())[1:]:
-        struck = measured(out / f"{one['id']}.jsonl")
+    for entry in list(runs.values())[1:]:
+        struck = measured(out / f"{entry['id']}.jsonl")
         assert struck[: ONSET - 1] == control[: ONSET - 1]
         assert struck[ONSET].training_loss != control[ONSET].training_loss
     # One of four workers, a hundred times.
@@ -128,7 +128,7 @@ def test_only_one_optimiser_is_in_memory_at_a_time(model, dataset, tmp_path, mon
 
     def train_alone(*arguments):
         gc.collect()
-        assert [one for one in made if one() is not None] == []
+        assert [ref for ref in made if ref() is not None] == []
         training = train(*arguments)
         made.append(weakref.ref(training.optimizer))
         return training
@@ -166,8 +166,8 @@ def test_the_weights_are_equal_bit_for_bit_with_and_without_the_monitor(
     alone = trained(CPU, model, dataset, None, steps=12, fault=fault)
     assert len(read_log(tmp_path / "a.jsonl").records) == 12
     pairs = zip(watched.model.named_parameters(), alone.model.named_parameters(), strict=True)
-    for (name, one), (_, other) in pairs:
-        assert torch.equal(one, other), name
+    for (name, param), (_, other) in pairs:
+        assert torch.equal(param, other), name
     fresh = load_model(Settings(model=str(model)), read_config(str(model)), CPU)
     assert not all(
         torch.equal(p, q)

@@ -95,7 +95,7 @@ LINES = [
     ],
 )
 def test_who_is_suspect_by_a_baseline(title: str, clocks: bool, ranking: list[list[int]]) -> None:
-    lines = LINES if clocks else [one._replace(time=None) for one in LINES]
+    lines = LINES if clocks else [line._replace(time=None) for line in LINES]
     assert answers.OF_RANKS[title](lines, [0, 1, 2, 3]) == ranking
 
 
@@ -145,21 +145,21 @@ READ = Read(job=Job(), event_of=EVENTS)
 
 
 def test_a_named_node_stands_for_its_ranks_and_a_rank_for_its_node() -> None:
-    said = Diagnosis(outcome="failed", nodes=(suspect(2), suspect(None, "n1"), suspect(0)))
-    assert ranks_of(case(), said) == [[2], [3], [0]]
-    assert nodes_of(case(), said) == [["n1"], ["n0"]]
-    assert of_diagnosis(case(), READ, said).ranks == [0.0, 1.0, 1.0, 1.0]
+    diagnosis = Diagnosis(outcome="failed", nodes=(suspect(2), suspect(None, "n1"), suspect(0)))
+    assert ranks_of(case(), diagnosis) == [[2], [3], [0]]
+    assert nodes_of(case(), diagnosis) == [["n1"], ["n0"]]
+    assert of_diagnosis(case(), READ, diagnosis).ranks == [0.0, 1.0, 1.0, 1.0]
 
 
 def test_a_diagnosis_is_scored_on_all_that_is_known() -> None:
     known = case(
         cause_class="nan_loss", stage="iterating", labels=tuple(labelled(a1="cause", a2="symptom"))
     )
-    said = Diagnosis(
+    diagnosis = Diagnosis(
         outcome="failed", cause="nan", family="nan loss", stage="evaluate", confidence=SURE,
         events=(evidence(5), evidence(4)),
     )  # fmt: skip
-    answer = of_diagnosis(known, READ, said)
+    answer = of_diagnosis(known, READ, diagnosis)
     assert answer.events == Counts(found=1, wrong=1, missed=1)
     assert (answer.class_right, answer.stage_right, answer.sure) == (True, True, True)
     assert answer.line_right
@@ -167,14 +167,14 @@ def test_a_diagnosis_is_scored_on_all_that_is_known() -> None:
 
 def test_sure_of_a_failure() -> None:
     well = case(outcome="healthy", rank=None, node=None)
-    for said, sure in (
+    for diagnosis, sure in (
         (Diagnosis(outcome="healthy", confidence=0.97), False),
         (Diagnosis(outcome="failed", confidence=SURE - 0.01), False),
         (Diagnosis(outcome="failed", confidence=SURE), True),
         (Diagnosis(outcome="unknown", cause="x", confidence=SURE), True),
         (Diagnosis(outcome="unknown", confidence=SURE), False),
     ):
-        answer = of_diagnosis(well, READ, said)
+        answer = of_diagnosis(well, READ, diagnosis)
         assert (answer.sure, answer.events) == (sure, None)
 
 
@@ -192,7 +192,7 @@ FINE = Answer(outcome="healthy", confidence=0.9, sure=False)
 
 
 def failed(number: int, right: bool) -> JobScores:
-    said = Answer(
+    answer = Answer(
         events=Counts(2, 1 - right, 0), ranks=[1.0] * 4 if right else [0.0, 0.0, 0.0, 1.0],
         outcome="failed", cause="x", class_right=right, confidence=0.9, sure=True,
     )  # fmt: skip
@@ -201,7 +201,7 @@ def failed(number: int, right: bool) -> JobScores:
         "Error_time": Answer(ranks=[0.0, 0.5, 0.5, 1.0]),
         "Grep for errors": Answer(events=Counts(1, 3, 1)),
     }
-    answered = dict.fromkeys(VARIANTS, said) | others
+    answered = dict.fromkeys(VARIANTS, answer) | others
     return JobScores(f"job-{number}", "g", "kill", "failed", 10, answered)
 
 
@@ -269,7 +269,7 @@ def test_the_page_is_that_of_the_results_and_is_short(tmp_path: Path) -> None:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """A job of the injector, whose first line tells; one of two ranks; a healthy one."""
+    """A job of the injector, whose first line names the fault; one of two ranks; a healthy one."""
     content = {
         "crash/inject__nan.log": b"injecting nan\nstep 1\nFloatingPointError: nan\n",
         "two/n/rank_0.log": b"fine\n",
@@ -347,7 +347,7 @@ def test_injected_jobs_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="development, held_out, blind are accepted"):
         injected_jobs("test", tmp_path, tmp_path / "work")
     labels = injected("a", cause="node-00/rank_3.log:2,4-5", context="a:7;b:1").labels()
-    assert [(one.file, one.line, one.role) for one in labels] == [
+    assert [(label.file, label.line, label.role) for label in labels] == [
         *(("node-00/rank_3.log", line, "cause") for line in (2, 4, 5)),
         ("a", 7, "context"), ("b", 1, "context"),
     ]  # fmt: skip
@@ -374,7 +374,7 @@ def test_the_archive_of_injected_jobs_is_whole(split: str, tmp_path: Path) -> No
         assert job.is_healthy == (job.rank is None)
         roles = {label.role for label in job.labels}
         assert not (roles and job.is_healthy), job.name
-        # Where ranks say no times, nothing tells of a slow one.
+        # Without times of ranks, nothing shows a slow one.
         assert roles & {"cause", "symptom"} or job.is_healthy or job.kind == "slow", job.name
         texts = {path.relative_to(job.folder).as_posix(): path.read_bytes()
                  for path in job.folder.rglob("*") if path.is_file()}  # fmt: skip
@@ -423,15 +423,15 @@ def test_each_line_has_the_event_of_its_entry(torn: Path) -> None:
     assert event[3] == event[5] == event[6] == event[8] != event[9]
     assert event[7] is None
     assert "ValueError" in seen.job.events[event[3] or 0].template
-    assert [one.rank for one in seen.lines] == [0, 1, 1, 0, 1, 1, None, 1, 0]
-    assert [one.time is None for one in seen.lines].count(True) < 9
+    assert [line.rank for line in seen.lines] == [0, 1, 1, 0, 1, 1, None, 1, 0]
+    assert [line.time is None for line in seen.lines].count(True) < 9
 
 
 def test_the_recorded_pass_is_the_pass(torn: Path) -> None:
     (torn / "other.log").write_text("".join(f"tick {n} of 9\n" for n in range(200)) + "Killed\n")
     seen, job = read(torn, SignatureLibrary.shipped()), ingest([torn], SignatureLibrary.shipped())
-    assert [(one.template, one.counts) for one in seen.job.events] == [
-        (one.template, one.counts) for one in job.events
+    assert [(event.template, event.counts) for event in seen.job.events] == [
+        (event.template, event.counts) for event in job.events
     ]
     ticks = {at for (file, line), at in seen.event_of.items() if file == "other.log" and line < 200}
     assert len(ticks) == 1

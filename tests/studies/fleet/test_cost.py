@@ -111,20 +111,20 @@ def test_our_own_predictors_are_marked_where_they_are_measured(tmp_path: Path) -
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_page_links_every_table_and_is_filled_with_sentences_of_the_results(tmp_path):
-    said = cost_report.sentences(lambda job: cost_report.PLACEHOLDER)
+    sentences = cost_report.sentences(lambda job: cost_report.PLACEHOLDER)
     text = (ROOT / cost_report.PAGE).read_text(encoding="utf-8")
-    for one in (ROOT / cost_report.OUT).glob("*.md"):
-        assert f"/{one.name})" in text, one.name
+    for path in (ROOT / cost_report.OUT).glob("*.md"):
+        assert f"/{path.name})" in text, path.name
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")
-    refresh(page, cost_report.OUT, (cost_report.FIGURE, cost_report.CAPTION), said)
+    refresh(page, cost_report.OUT, (cost_report.FIGURE, cost_report.CAPTION), sentences)
     text = page.read_text(encoding="utf-8")
     shown = re.findall(r"<!-- begin (words \w+) -->", text)
     assert len(shown) >= 5
-    assert all(said[name] in text for name in shown)
+    assert all(sentences[name] in text for name in shown)
     page.write_text("<!-- begin table nothing -->\n<!-- end -->", encoding="utf-8")
     with pytest.raises(ValueError, match="cannot fill 'table nothing'"):
-        refresh(page, cost_report.OUT, (cost_report.FIGURE, cost_report.CAPTION), said)
+        refresh(page, cost_report.OUT, (cost_report.FIGURE, cost_report.CAPTION), sentences)
 
 
 @pytest.fixture
@@ -132,9 +132,9 @@ def trace(tmp_path: Path) -> Path:
     """Node a relapses after 2 days, b has overlapping faults, c never ends, d at once."""
     path, faults_of = tmp_path / "trace.json", "a1,4 a6,7 a15,16 b2,5 b3,10 c8 d40,40"
     path.write_text(json.dumps([
-        {"event_time": time, "event_type": kind, "node_id": one[0]}
-        for one in faults_of.split()
-        for time, kind in zip(one[1:].split(","), ("fault_start", "fault_end"), strict=False)
+        {"event_time": time, "event_type": kind, "node_id": fault[0]}
+        for fault in faults_of.split()
+        for time, kind in zip(fault[1:].split(","), ("fault_start", "fault_end"), strict=False)
     ]))  # fmt: skip
     return path
 
@@ -154,9 +154,9 @@ def test_the_same_trace_gives_the_same_table(trace: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(faults, "CLOCK_DAYS", 30.0)
     for name in "xy":
         assert main(["faults", str(trace), "--out", str(trace.parent / name), "--jobs", "1"]) == 0
-    one, other = ((trace.parent / name / "faults.csv").read_bytes() for name in "xy")
-    assert one == other
-    assert len(one.splitlines()) == 1 + len(faults.SPARES)
+    first, other = ((trace.parent / name / "faults.csv").read_bytes() for name in "xy")
+    assert first == other
+    assert len(first.splitlines()) == 1 + len(faults.SPARES)
 
 
 # -- GPU-days lost to failures of the training itself, with and without rescue

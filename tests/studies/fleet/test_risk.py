@@ -71,12 +71,12 @@ def small():
 
 
 def test_the_same_seed_gives_the_same_bytes_whatever_the_other_strata():
-    one, again = (simulate(SMALL, JobConditions(), "with_sign", 3) for _ in range(2))
-    for name, column in one.columns.items():
+    first, again = (simulate(SMALL, JobConditions(), "with_sign", 3) for _ in range(2))
+    for name, column in first.columns.items():
         assert column.tobytes() == again.columns[name].tobytes()
-    assert (one.xids, one.failure) == (again.xids, again.failure)
+    assert (first.xids, first.failure) == (again.xids, again.failure)
     other = simulate(replace(SMALL, gpus=9, contained=1), JobConditions(), "with_sign", 3)
-    assert other.columns["power_watts"].tobytes() == one.columns["power_watts"].tobytes()
+    assert other.columns["power_watts"].tobytes() == first.columns["power_watts"].tobytes()
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_a_sign_begins_where_it_says_and_not_before(sign):
     assert not trace[:begun].any()
 
 
-def test_published_numbers_are_what_they_are_said_to_be():
+def test_published_numbers_are_what_they_are_stated_to_be():
     assert published.NUM_INTERRUPTIONS == 419
     assert published.NUM_OF_A_GPU == 148 + 72 + 19 + 17 + 6
     assert published.GPU_DAYS == 884_736
@@ -155,15 +155,15 @@ def test_a_healthy_day_has_what_healthy_days_have():
     days = [
         healthy(rng(5, i), gpu=i, days=2, job=JobConditions(idles_per_day=1)) for i in range(12)
     ]
-    assert all(one.failure is None and not one.lost.any() for one in days)
+    assert all(day.failure is None and not day.lost.any() for day in days)
     joined = {n: np.concatenate([d.columns[n] for d in days]) for n in days[0].columns}
     assert joined["temperature_celsius"].max() <= SLOWDOWN_CELSIUS
     assert joined["temperature_celsius"].min() > 15
     assert (joined["utilisation_percent"] == 0).mean() > 0.02
     assert np.median(joined["utilisation_percent"]) > 90
-    assert any(one.reloaded.any() and not one.available.all() for one in days)
-    assert {number for one in days for _, number in one.xids} <= {13, 31, 43}
-    assert any(one.xids for one in days)
+    assert any(day.reloaded.any() and not day.available.all() for day in days)
+    assert {number for day in days for _, number in day.xids} <= {13, 31, 43}
+    assert any(day.xids for day in days)
     assert not joined["ecc_uncorrected_errors"].any()
 
 
@@ -178,10 +178,10 @@ def test_vectorised_signals_are_those_of_the_guard_one_reading_at_a_time(cause, 
         np.testing.assert_allclose(stepwise[name][known], found[name][whole[known]], atol=1e-9)
         assert known.sum() == seen.available.sum() == (~np.isnan(found[name])).sum()
     at = seen.times[seen.failure.reading]
-    for one in PREDICTORS:
-        theirs = beginnings(times[one.alarms(stepwise)])
-        ours = beginnings(seen.times[one.alarms(found)])
-        assert theirs[theirs <= at].tolist() == ours[ours <= at].tolist(), one.name
+    for predictor in PREDICTORS:
+        theirs = beginnings(times[predictor.alarms(stepwise)])
+        ours = beginnings(seen.times[predictor.alarms(found)])
+        assert theirs[theirs <= at].tolist() == ours[ours <= at].tolist(), predictor.name
     assert stepwise["rules"].any() == (seen.failure.end != "silent")
 
 
@@ -237,14 +237,14 @@ bounded = st.tuples(shares, shares, shares).map(sorted).map(lambda b: Estimate(b
 
 @given(bounded, bounded, shares, st.floats(0, 30))
 def test_weighted_sums_lie_between_their_parts_and_false_alarms_lower_precision(
-    one, other, share, more
+    first, other, share, more
 ):
-    mixed = estimates.weighted([(share, one), (1 - share, other)])
+    mixed = estimates.weighted([(share, first), (1 - share, other)])
     assert mixed.low <= mixed.point + 1e-12 <= mixed.high + 2e-12
-    assert mixed.high - mixed.low <= max(one.high - one.low, other.high - other.low) + 1e-9
-    assert estimates.weighted([(1.0, one), (0.0, other)]) == pytest.approx(one)
-    before = estimates.precision(one, other)
-    after = estimates.precision(one, Estimate(*(bound + more for bound in other)))
+    assert mixed.high - mixed.low <= max(first.high - first.low, other.high - other.low) + 1e-9
+    assert estimates.weighted([(1.0, first), (0.0, other)]) == pytest.approx(first)
+    before = estimates.precision(first, other)
+    after = estimates.precision(first, Estimate(*(bound + more for bound in other)))
     assert isnan(before.point) or after.point <= before.point
     assert isnan(before.point) or before.low <= before.point <= before.high
 
@@ -266,10 +266,10 @@ def test_the_command_writes_the_same_bytes_twice(tmp_path, capsys):
     for name in ("one", "two"):
         assert main(["risk", "--out", str(tmp_path / name), "--jobs", "1", *sizes]) == 0
         made.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    one, two = made
-    assert one == two
-    assert {"risk.png", "risk.pdf", "provenance.json", "risk_24h.csv", "risk_24h.md"} <= set(one)
-    assert json.loads(one["provenance.json"])["plan"]["with_sign"] == 6
+    first, second = made
+    assert first == second
+    assert {"risk.png", "risk.pdf", "provenance.json", "risk_24h.csv", "risk_24h.md"} <= set(first)
+    assert json.loads(first["provenance.json"])["plan"]["with_sign"] == 6
     assert "Upper bound for predictors" in capsys.readouterr().out
 
 
@@ -317,7 +317,7 @@ def recording(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recording")
     failed = found_sign("contained", JobConditions())
     calm = healthy(rng(21), gpu=1, days=0.05, job=JobConditions())
-    lines = [event_line(one, "a") for of_gpu in (failed, calm) for one in of_gpu.events()]
+    lines = [event_line(event, "a") for of_gpu in (failed, calm) for event in of_gpu.events()]
     (folder / "readings.jsonl").write_bytes(b"".join(lines))
     at = float(failed.times[failed.failure.reading])
     failures = json.dumps({"node": "a", "gpu": 0, "time": at})
@@ -332,10 +332,10 @@ def test_a_recorded_history_is_judged_as_the_simulated_one(recording):
     assert len(shown) == len(HORIZONS) * len(PREDICTORS)
     found, at = signals(failed), float(failed.times[failed.failure.reading])
     for label, horizon in HORIZONS.items():
-        for one in PREDICTORS:
-            expected = FailureWindows(failed.times, (at,), horizon).judge(one.alarms(found))
-            announced = shown[label, one.title][2].point
-            assert announced == 100 * (not isnan(expected.leads[0])), (label, one.title)
+        for predictor in PREDICTORS:
+            expected = FailureWindows(failed.times, (at,), horizon).judge(predictor.alarms(found))
+            announced = shown[label, predictor.title][2].point
+            assert announced == 100 * (not isnan(expected.leads[0])), (label, predictor.title)
     assert shown["24 h", "Rules alone"][2].point == 100
     assert table.title == "readings.jsonl: 2 GPUs, 1 failures"
 

@@ -110,7 +110,7 @@ def test_a_fault_changes_what_it_says_and_nothing_else(name):
     assert changed(before, after) == CHANGES[name]
 
 
-def test_a_flipped_bit_is_one_of_the_exponent_in_as_many_weights_as_said():
+def test_a_flipped_bit_is_one_of_the_exponent_in_as_many_weights_as_stated():
     assert set(CHANGES) | {"WEIGHT_BIT_FLIP"} == set(FAULTS)  # every fault is tested
     turn = turn_of("WEIGHT_BIT_FLIP", severity=16)
     before_N = turn.model.weights_N.clone()
@@ -129,12 +129,12 @@ def test_a_flipped_bit_is_one_of_the_exponent_in_as_many_weights_as_said():
         ("GRADIENT_EXPLOSION", 30, fault("GRADIENT_EXPLOSION").duration_steps - 1, -30),
     ],
 )
-def test_a_gradient_is_turned_and_multiplied_as_said(name, severity, age, factor):
+def test_a_gradient_is_turned_and_multiplied_as_stated(name, severity, age, factor):
     before, after = strike(name, severity, age=age)
     assert torch.allclose(after[ONE], factor * before[ONE])
 
 
-def test_what_is_repeated_is_repeated_as_often_as_said():
+def test_what_is_repeated_is_repeated_as_often_as_stated():
     memory: dict = {}
     steps = [strike("STALE_WORKER", 3, age=age, memory=memory) for age in range(5)]
     sent = [after[ONE] for _, after in steps]

@@ -94,9 +94,9 @@ def test_one_run_and_its_twin_are_written_as_logs(tmp_path, capsys):
     truth = read_log(tmp_path / "seed000_INFINITE_GRADIENT.jsonl").truth
     assert (truth.failure_kind, truth.failure_step, truth.onset_step) == ("non_finite", 5, 5)
     assert read_log(tmp_path / "seed000.jsonl").truth.outcome in ("healthy", "failed")
-    said = capsys.readouterr().out
-    assert "non_finite at step 5" in said
-    assert f"both logs are in {tmp_path}" in said
+    output = capsys.readouterr().out
+    assert "non_finite at step 5" in output
+    assert f"both logs are in {tmp_path}" in output
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_one_run_and_its_twin_are_written_as_logs(tmp_path, capsys):
 )
 def test_bad_input_gets_one_sentence(tmp_path, capsys, options, code, message):
     assert run_fault_lab.main([*options, "--out", str(tmp_path / "out")]) == code
-    said = capsys.readouterr().err
-    assert message in said
-    assert "Traceback" not in said
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert "Traceback" not in errors
     assert not (tmp_path / "out").exists()
 
 
@@ -174,9 +174,9 @@ def test_the_command_trains_packs_and_counts_what_is_sealed(tmp_path, monkeypatc
     (archives / "manifest.json").write_text(json.dumps(first))
     for _ in range(2):  # the second time nothing is trained
         assert run_fault_lab.main(options) == 0
-        said = capsys.readouterr().out
-        assert "training2: 1 control not failed, 1 fault failed" in said
-        assert "sealed2: 1 control not failed" in said
+        output = capsys.readouterr().out
+        assert "training2: 1 control not failed, 1 fault failed" in output
+        assert "sealed2: 1 control not failed" in output
     manifest = json.loads((archives / "manifest.json").read_bytes())
     second = manifest.pop("second")
     assert manifest == first

@@ -122,12 +122,12 @@ def test_it_writes_every_figure_in_both_forms_and_says_what_was_drawn_from_what(
         with Image.open(drawn.folder / f"{name}.png") as image:
             assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
             assert "Software" not in image.info
-    said = json.loads((drawn.folder / "provenance.json").read_text())
-    assert tuple(said["captions"]) == FIGURES
-    assert said["logs"]["sha256"] == study.digest
-    assert said["versions"]["matplotlib"] == matplotlib.__version__
+    provenance = json.loads((drawn.folder / "provenance.json").read_text())
+    assert tuple(provenance["captions"]) == FIGURES
+    assert provenance["logs"]["sha256"] == study.digest
+    assert provenance["versions"]["matplotlib"] == matplotlib.__version__
     for example in pick_examples(study.reference):
-        assert example.run.id in said["captions"]["figure3_example_runs"]
+        assert example.run.id in provenance["captions"]["figure3_example_runs"]
 
 
 def test_the_same_logs_give_the_same_bytes_in_any_process(drawn, logs):
@@ -196,11 +196,11 @@ def test_what_was_not_logged_has_a_word_in_the_legend(logs, study):
     without = read_study(logs)
     for run in without.reference:
         run.records[:] = [replace(record, events=None) for record in run.records]
-    for name, said in (
+    for name, label in (
         ("figure3_example_runs", "n(λ), not logged"),
         ("figure4_thresholds", "R-Metric, λ only: not logged"),
     ):
-        assert said in words_of(name, without)
+        assert label in words_of(name, without)
         assert not any("logged" in words for words in words_of(name, study))
 
 
@@ -232,7 +232,7 @@ def test_no_text_is_small_or_covers_another_or_leaves_the_page(study, with_dot):
                 assert min(wide, high) < 1, (name, text, other)
 
 
-#: How runs may have gone, also as nobody's logs have said it yet.
+#: How runs may have gone, also as no log has shown yet.
 truths = st.builds(
     Truth,
     fault=st.sampled_from(["NONE", "NEW_FAULT", *MECHANISM]),

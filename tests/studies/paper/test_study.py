@@ -168,10 +168,10 @@ def test_two_studies_do_not_share_a_folder(kind, other, tmp_path, capsys):
     assert run_modern_experiments.main([*argv, other, "--limit", "1"]) == 0
     before = small_study.contents(tmp_path)
     assert run_modern_experiments.main([*argv, kind, "--limit", "1"]) == 1
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert f"{len(before)} logs in {tmp_path / 'logs_FULL_METRIC'}" in told
-    assert "of another study" in told
-    assert Path(next(iter(before))).name in told
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"{len(before)} logs in {tmp_path / 'logs_FULL_METRIC'}" in error
+    assert "of another study" in error
+    assert Path(next(iter(before))).name in error
     assert small_study.contents(tmp_path) == before
 
 
@@ -214,20 +214,20 @@ CORRUPT = (
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "other"),
+    ("options", "printed", "other"),
     [
         (SPIKE, ["at step {}"], ["--onset", "300"]),
         (CORRUPT, ["the crash is scripted", "scripted crash at step {}"], ["--mode", "SIGMA_ONLY"]),
     ],
 )
-def test_simulator_writes_one_log_and_says_what_happened(options, said, other, tmp_path, capsys):
+def test_simulator_writes_one_log_and_says_what_happened(options, printed, other, tmp_path, capsys):
     argv = [*options.split(), "--out", str(tmp_path)]
     assert simulator.main(argv) == 0
     shown = capsys.readouterr().out
     [path] = tmp_path.iterdir()
     truth = read_log(path).truth
     assert truth.failed
-    for words in (*said, str(path)):
+    for words in (*printed, str(path)):
         assert words.format(truth.failure_step) in shown
     before = path.read_bytes()
     assert simulator.main(argv) == 0

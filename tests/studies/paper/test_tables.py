@@ -234,7 +234,7 @@ def test_the_script_writes_each_table_in_each_form_and_prints_three(whole):
     assert "only 15 runs" in whole.err
 
 
-def test_a_sample_is_enough_what_is_missing_is_said_and_a_rerun_writes_the_same_bytes(sample):
+def test_a_sample_is_enough_what_is_missing_is_reported_and_a_rerun_writes_the_same_bytes(sample):
     before = sample.bytes_of()
     command = json.loads(before["provenance.json"])["command"].split()
     assert run(Path(command[3]), sample.folder).code == 0
