@@ -119,14 +119,10 @@ class Ordering:
             if -MAX_ZONE_SECONDS <= min(rises, default=0.0) < ZONE_TOLERANCE - ZONE_SECONDS:
                 named = [names_zone(entry.text) for entry in entries]
                 ways = [(rise, b - a) for rise, (a, b) in zip(rises, pairwise(named), strict=True)]
-                least = max((-rise for rise, way in ways if way > 0), default=-inf)
-                most = min((rise for rise, way in ways if way < 0), default=inf)
-                zones = (
-                    (least - ZONE_TOLERANCE) / ZONE_SECONDS,
-                    (most + ZONE_TOLERANCE) / ZONE_SECONDS,
-                )
-                if -inf < zones[0] and zones[1] < inf and ceil(zones[0]) == floor(zones[1]):
-                    found[file] = floor(zones[1]) * ZONE_SECONDS
+                zones = [(ZONE_SECONDS * half) for half in range(-28, 29)]
+                ways = [(rise + ZONE_TOLERANCE, way) for rise, way in ways if way]
+                fits = [zone for zone in zones if all(rise + way * zone > 0 for rise, way in ways)]
+                found |= {file: fits[0]} if len(fits) == 1 else {}
         return found
 
     @cached_property
