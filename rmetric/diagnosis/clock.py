@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from itertools import pairwise
-from math import ceil, floor, inf
+from math import ceil, inf
 from operator import attrgetter
 from statistics import median, median_low
 
@@ -113,13 +113,13 @@ class Ordering:
 
         It is the only shift by half hours with which the times rise as the lines do.
         """
-        found = {}
+        found = dict[str, float]()
         for file, entries in self._timed.items():
             rises = [(b.time or 0.0) - (a.time or 0.0) for a, b in pairwise(entries)]
             if -MAX_ZONE_SECONDS <= min(rises, default=0.0) < ZONE_TOLERANCE - ZONE_SECONDS:
                 named = [names_zone(entry.text) for entry in entries]
                 ways = [(rise, b - a) for rise, (a, b) in zip(rises, pairwise(named), strict=True)]
-                zones = [(ZONE_SECONDS * half) for half in range(-28, 29)]
+                zones = [ZONE_SECONDS * half for half in range(-28, 29)]
                 ways = [(rise + ZONE_TOLERANCE, way) for rise, way in ways if way]
                 fits = [zone for zone in zones if all(rise + way * zone > 0 for rise, way in ways)]
                 found |= {file: fits[0]} if len(fits) == 1 else {}

@@ -1,7 +1,7 @@
 """Deliver the monitor's alerts: to its log, to `logging`, to other ranks and to the actions.
 
-`judges.py` and `monitor.py` decide them. Actions have them by `deliver`, joint ones later by
-`run_joint_actions`; alerts of the kind "exchange" and findings of audits are only logged.
+`judges.py` decides them. `deliver` calls the actions, and `run_joint_actions` those that all ranks
+run together; alerts of the kind "exchange" and findings of audits are only logged.
 """
 
 from __future__ import annotations
