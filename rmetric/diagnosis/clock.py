@@ -119,7 +119,8 @@ class Ordering:
             if -MAX_ZONE_SECONDS <= min(rises, default=0.0) < ZONE_TOLERANCE - ZONE_SECONDS:
                 named = [names_zone(entry.text) for entry in entries]
                 ways = [(rise, b - a) for rise, (a, b) in zip(rises, pairwise(named), strict=True)]
-                zones = [ZONE_SECONDS * half for half in range(-28, 29)]
+                most = round(MAX_ZONE_SECONDS / ZONE_SECONDS)
+                zones = [ZONE_SECONDS * half for half in range(-most, most + 1)]
                 ways = [(rise + ZONE_TOLERANCE, way) for rise, way in ways if way]
                 fits = [zone for zone in zones if all(rise + way * zone > 0 for rise, way in ways)]
                 found |= {file: fits[0]} if len(fits) == 1 else {}
