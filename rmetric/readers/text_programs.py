@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from rmetric._util.strict_json import loads
@@ -29,38 +30,76 @@ _PAIR = re.compile(r"['\"]([^'\"]+)['\"]\s*:\s*(?:['\"]([^'\"]*)['\"]|(?:\w+\()?
 _BAR = re.compile(r"(?:^|\})\s*\d+%\|[^|]*\|\s*(\d{1,18})/(\d{1,18})\s\[")
 _READ = ("loss", "eval_loss", "grad_norm", "learning_rate")
 _STEPS = ("step", "global_step", "global_step/max_steps")
+#: Entries without a step that are held at most.
+_MOST_HELD = 4096
 
 
 class _TrainerSteps:
-    """Step of the next entry: its own, else that of the training's progress bar, else counted."""
+    """Gives entries their steps: their own, else by the training's progress bar, else counted.
+
+    A pipe holds entries back while the bar goes on: of several behind one bar the last is at its
+    step, and no other is held up by it. An evaluation is at the step of the entry before it.
+    """
 
     def __init__(self) -> None:
-        self.step, self._interval, self._done = 0, 1, 0
-        self._total = ""
+        self._step, self._interval, self._done, self._total, self._begun = 0, 1, 0, 0, False
+        self._epoch = 0.0
+        self._held: list[tuple[int, Cells, float | None]] = []  # with the epoch of a training's
 
-    def see(self, text: str) -> None:
+    def see(self, text: str) -> Iterator[Row]:
+        """Take the bars of a line; returns the entries that stood behind the last one."""
         for done, total in _BAR.findall(text):
             # An evaluation has a bar too, to another number; the training's is the one
             # that stood before the first entry.
-            if self._total in ("", total):
-                self._done, self._last_total = int(done), total
+            if not self._begun or int(total) == self._total:
+                yield from self.release()
+                self._done, self._total = int(done), int(total)
 
-    def next(self, stated: str | None) -> int:
-        if (value := whole(stated)) is not None:
-            self.step = value
-        elif self._done > self.step:
-            self._interval, self._total = self._done - self.step, self._last_total
-            self.step = self._done
-        else:  # no bar, or one that lags behind
-            self.step += self._interval
-        return self.step
+    def take(self, line: int, values: dict[str, str], cells: Cells) -> Iterator[Row]:
+        """Take an entry, of which some lack a loss; returns those whose step is known now."""
+        epoch = number_in(values.get("epoch"))
+        self._epoch = max(self._epoch, epoch or 0.0)
+        if not cells.keys() & {"loss", "eval_loss", "reward"}:
+            return
+        stated = whole(next((values[name] for name in _STEPS if name in values), None))
+        is_evaluation = "eval_loss" in cells and "loss" not in cells
+        if stated is not None and not is_evaluation:
+            yield from self.release()
+            self._step = stated
+            yield row(line, stated, cells)
+            return
+        self._begun = self._begun or self._total > 0
+        self._held.append((line, cells, None if is_evaluation else epoch or 0.0))
+        if not self._total or len(self._held) == _MOST_HELD:
+            yield from self.release()
+
+    def release(self) -> Iterator[Row]:
+        steps = iter(self._steps([epoch for *_, epoch in self._held if epoch is not None]))
+        for line, cells, epoch in self._held:
+            self._step = self._step if epoch is None else next(steps)
+            yield row(line, self._step, cells)
+        self._held = []
+
+    def _steps(self, epochs: list[float]) -> list[int]:
+        """Steps of entries behind one bar, by their epochs or as far apart as those before."""
+        number, ahead = len(epochs), self._done - self._step
+        if 0 < number <= ahead:  # else there is no bar, or one that lags behind
+            if number == 1 or not 0 <= ahead - number * self._interval < self._interval:
+                self._interval = ahead // number
+                exact = [round(self._done * epoch / (self._epoch or 1.0)) for epoch in epochs]
+                gaps = [b - a for a, b in pairwise([self._step, *exact])]
+                # Epochs with few decimals are further from the truth than equal distances.
+                if number > 1 and min(gaps) > 0 and 2 * min(gaps) < self._interval:
+                    return exact
+        even = (self._step + self._interval * n for n in range(1, number + 1))
+        return [min(step, self._total or step) for step in even]
 
 
 def _trainer_rows(lines: Lines) -> Iterator[Row]:
     """The closing mean ``train_loss`` is no step's loss and is left out."""
     steps = _TrainerSteps()
     for line, text in pieces(lines):
-        steps.see(text)
+        yield from steps.see(text)
         for found in _DICT.finditer(text):
             values = {name: quoted or bare for name, quoted, bare in _PAIR.findall(found[0])}
             columns = columns_among(tuple(values), (*POLICY, *MEMORY, *SPEED))
@@ -69,10 +108,8 @@ def _trainer_rows(lines: Lines) -> Iterator[Row]:
             put(cells, **{t: values[c] for t, c in columns.items()})
             for target in cells.keys() & set(WITH_UNIT):
                 cells[target] *= unit(columns[target])
-            if cells.keys() & {"loss", "eval_loss", "reward"}:
-                stated = next((values[name] for name in _STEPS if name in values), None)
-                evaluated = "eval_loss" in cells and "loss" not in cells
-                yield row(line, steps.step if evaluated else steps.next(stated), cells)
+            yield from steps.take(line, values, cells)
+    yield from steps.release()
 
 
 def _trainer_notes(head: str) -> list[str]:
