@@ -313,7 +313,7 @@ PRINTED = {
     " average_loss mean_loss running_loss step_loss batch_loss smooth_loss avr_loss gpt_loss",
     "eval_loss": "val_loss eval_loss valid_loss validation_loss validate_loss avg_val_loss",
     "grad_norm": "grad_norm gnorm gradient_norm global_grad_norm global_norm total_norm grad gn"
-    " norm actor_grad_norm",
+    " grdn norm actor_grad_norm",
     "learning_rate": "lr learning_rate",
     "loss_scale": "loss_scale loss_scaler scale",
     "parameter_norm": "param_norm params_norm parameter_norm weight_norm",

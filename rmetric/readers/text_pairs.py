@@ -34,6 +34,8 @@ _ASSIGNMENT = re.compile(r"\s*[\w.]+\s*(?::\s*\w+\s*)?=[^=]*(?:#.*)?$")
 _EVALUATION = re.compile(
     r"(?<![\w/])(?:val|valid|validation|eval|evaluation|evaluating|dev)(?![\w/])", re.I
 )
+#: Names of numbers that differ on a line that all ranks print.
+_OF_A_RANK = re.compile(r"time|sec|eta|speed|dt|_s$|mem|gpu|tps|mfu|flops|rank|device|pid")
 _TEST = re.compile(r"^\W*(?:\w+\W+)?test(?:ing)?(?![\w/])", re.IGNORECASE)
 
 
@@ -60,7 +62,9 @@ def rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row
         step = place.of(Words() if _ASSIGNMENT.match(text) else found, names["step"], cells)
         if step is None or not cells.keys() & {*_JUDGED, "grad_norm"}:
             continue
-        if rank.accepts(rank_of(text), {"step": step, **cells}):
+        others = (item for v in (found.exact, found.loose) for item in v.items())
+        others = {name: value for name, value in others if not _OF_A_RANK.search(name)}
+        if rank.accepts(rank_of(text), {"step": step, **cells, **others}):
             if time is not None:
                 cells["time"] = time
             yield Row(line, {"step": step, **cells})
