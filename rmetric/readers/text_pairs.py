@@ -51,15 +51,22 @@ def matches(head: str, mapping: Mapping[str, str] | None = None) -> bool:
     return False
 
 
-def rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row]:
+def rows(
+    lines: Lines, mapping: Mapping[str, str] | None = None, place: Place | None = None
+) -> Iterator[Row]:
     """Rows by the names of `TARGETS`; `mapping` (target -> name in the log) goes first."""
     names, known = _names(mapping)
-    place, clock, rank = _Place(), Clock(), FirstRank()
+    place, clock, rank = place or Place(), Clock(), FirstRank()
     for line, text in pieces(lines):
         time = clock.read(text)
         found = taken_apart(text, known)
         cells = _cells(found, names, text)
-        step = place.of(Words() if _ASSIGNMENT.match(text) else found, names["step"], cells)
+        if _ASSIGNMENT.match(text):
+            step = place.of(Words(), names["step"], cells)
+        else:
+            place.left_out += "loss" in cells
+            step = place.of(found, names["step"], cells)
+            place.left_out -= step is not None and "loss" in cells
         if step is None or not cells.keys() & {*_JUDGED, "grad_norm"}:
             continue
         others = (item for v in (found.exact, found.loose) for item in v.items())
@@ -68,6 +75,13 @@ def rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row
             if time is not None:
                 cells["time"] = time
             yield Row(line, {"step": step, **cells})
+
+
+def lacks_steps(head: str, mapping: Mapping[str, str]) -> bool:
+    """True if `rows` leaves out most lines with a training loss, because they state no step."""
+    place = Place()
+    found = rows(enumerate(head.splitlines(), start=1), mapping, place)
+    return sum("loss" in row.cells for row in found) < place.left_out
 
 
 def is_without_step(head: str) -> bool:
@@ -210,7 +224,7 @@ def _taken(found: Words, names: Iterable[str]) -> str | None:
 
 
 @dataclass(slots=True)
-class _Place:
+class Place:
     """Step of a line; an epoch may count its steps from the beginning again."""
 
     last: int | None = None  # the step of the last line that had one
@@ -222,11 +236,15 @@ class _Place:
     heads: bool = False  # the last line held no loss, and so heads those below it ...
     given: set[str] = field(default_factory=set)  # ... which gave this so far
     counts_steps: bool = False
+    begins: dict[float, int] = field(default_factory=dict)  # epoch -> offset
+    left_out: int = 0  # lines with a training loss and no step
 
     def of(self, found: Words, names: Iterable[str], cells: dict[str, Any]) -> int | None:
         raw, total, alone = _step(found, names)
         epoch, losses = found.get("epoch"), cells.keys() & _JUDGED
         self.now = self.now if epoch is None else epoch
+        if losses == {"eval_loss"} and self.total and total not in (None, self.total):
+            raw = None  # it counts its own batches
         if raw is not None:
             self.counts_steps = self.counts_steps or bool(losses)
         elif not self.counts_steps:
@@ -235,6 +253,9 @@ class _Place:
             return self._below(cells)
         if self.now > self.epoch and (raw < self.raw or (raw == self.raw and "loss" in cells)):
             self.offset += self.total or self.raw
+            self.begins[self.now] = self.offset
+        elif epoch is not None and epoch < self.epoch:
+            self.offset = self.begins.get(epoch, 0)
         self.raw, self.total, self.epoch = raw, total or self.total, self.now
         self.last, self.heads, self.given = raw + self.offset, not losses, set()
         return self.last

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from rmetric.readers import text_formats, text_pairs, text_programs
 from rmetric.readers.columns import Columns, named_by_target
+from rmetric.readers.rows import Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, stream_rows
 from rmetric.readers.text_formats import DEEPSPEED
@@ -45,8 +46,16 @@ def _stream_pairs(source: Source, mapping: Mapping[str, str]) -> Stream:
     """The records by `text_pairs`, which follows --map and notes what it guessed."""
     head = without_colours(source.head.decode("utf-8", "replace"))
     notes, mapping = text_pairs.guessed(head, mapping)
-    rows = text_pairs.rows(whole_lines(source, notes), mapping)
-    return stream_rows(source, named_by_target(), rows, notes)
+    if text_pairs.lacks_steps(head, mapping):
+        return _stream_without_step(source, mapping)
+    place = text_pairs.Place()
+
+    def rows() -> Iterator[Row]:
+        yield from text_pairs.rows(whole_lines(source, notes), mapping, place)
+        if place.left_out:
+            notes.append(f"{place.left_out} lines with a training loss and no step were left out")
+
+    return stream_rows(source, named_by_target(), rows(), notes)
 
 
 def _stream_without_step(source: Source, mapping: Mapping[str, str]) -> Stream:
