@@ -61,26 +61,22 @@ def rows(
         time = clock.read(text)
         found = taken_apart(text, known)
         cells = _cells(found, names, text)
-        if _ASSIGNMENT.match(text):
-            step = place.of(Words(), names["step"], cells)
-        else:
-            place.left_out += "loss" in cells
-            step = place.of(found, names["step"], cells)
-            place.left_out -= step is not None and "loss" in cells
+        step = place.of(Words() if _ASSIGNMENT.match(text) else found, names["step"], cells)
         if step is None or not cells.keys() & {*_JUDGED, "grad_norm"}:
             continue
-        others = (item for v in (found.exact, found.loose) for item in v.items())
-        others = {name: value for name, value in others if not _OF_A_RANK.search(name)}
-        if rank.accepts(rank_of(text), {"step": step, **cells, **others}):
+        others = {n: v for n, v in found.exact.items() if not _OF_A_RANK.search(n)}
+        if rank.accepts(rank_of(text), {**others, "step": step, **cells}):
             if time is not None:
                 cells["time"] = time
             yield Row(line, {"step": step, **cells})
+    if place.left_out:
+        place.notes.append(f"{place.left_out} lines with a loss and no step were left out")
 
 
 def lacks_steps(head: str, mapping: Mapping[str, str]) -> bool:
     """True if `rows` leaves out most lines with a training loss, because they state no step."""
     place = Place()
-    found = rows(enumerate(head.splitlines(), start=1), mapping, place)
+    found = rows(enumerate(head.splitlines()), mapping, place)
     return sum("loss" in row.cells for row in found) < place.left_out
 
 
@@ -238,6 +234,7 @@ class Place:
     counts_steps: bool = False
     begins: dict[float, int] = field(default_factory=dict)  # epoch -> offset
     left_out: int = 0  # lines with a training loss and no step
+    notes: list[str] = field(default_factory=list)
 
     def of(self, found: Words, names: Iterable[str], cells: dict[str, Any]) -> int | None:
         raw, total, alone = _step(found, names)
@@ -263,7 +260,7 @@ class Place:
     def _below(self, cells: dict[str, Any]) -> int | None:
         """Of a line without a step: the heading's, or for an evaluation the last one."""
         for target in self.given if self.heads else {"loss", "grad_norm"}:
-            cells.pop(target, None)
+            self.left_out += cells.pop(target, None) is not None and target == "loss"
         self.given |= cells.keys()
         return self.last
 

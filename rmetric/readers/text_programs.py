@@ -57,20 +57,18 @@ class _TrainerSteps:
 
     def take(self, line: int, values: dict[str, str], cells: Cells) -> Iterator[Row]:
         """Take an entry, of which some lack a loss; returns those whose step is known now."""
-        epoch = number_in(values.get("epoch"))
-        self._epoch = max(self._epoch, epoch or 0.0)
+        epoch = number_in(values.get("epoch")) or 0.0
+        self._epoch = max(self._epoch, epoch)
         if not cells.keys() & {"loss", "eval_loss", "reward"}:
             return
         stated = whole(next((values[name] for name in _STEPS if name in values), None))
-        is_evaluation = "eval_loss" in cells and "loss" not in cells
-        if stated is not None and not is_evaluation:
+        is_counted = "eval_loss" not in cells or "loss" in cells
+        if stated is not None and is_counted:
             yield from self.release()
-            self._step = stated
-            yield row(line, stated, cells)
-            return
+            self._step, is_counted = stated, False
         self._begun = self._begun or self._total > 0
-        self._held.append((line, cells, None if is_evaluation else epoch or 0.0))
-        if not self._total or len(self._held) == _MOST_HELD:
+        self._held.append((line, cells, epoch if is_counted else None))
+        if stated is not None or not self._total or len(self._held) == _MOST_HELD:
             yield from self.release()
 
     def release(self) -> Iterator[Row]:
@@ -83,14 +81,14 @@ class _TrainerSteps:
     def _steps(self, epochs: list[float]) -> list[int]:
         """Steps of entries behind one bar, by their epochs or as far apart as those before."""
         number, ahead = len(epochs), self._done - self._step
-        if 0 < number <= ahead:  # else there is no bar, or one that lags behind
-            if number == 1 or not 0 <= ahead - number * self._interval < self._interval:
-                self._interval = ahead // number
-                exact = [round(self._done * epoch / (self._epoch or 1.0)) for epoch in epochs]
-                gaps = [b - a for a, b in pairwise([self._step, *exact])]
-                # Epochs with few decimals are further from the truth than equal distances.
-                if number > 1 and min(gaps) > 0 and 2 * min(gaps) < self._interval:
-                    return exact
+        goes_on = number > 1 and 0 <= ahead - number * self._interval < self._interval
+        if 0 < number <= ahead and not goes_on:  # else there is no bar, or one that lags behind
+            self._interval = ahead // number
+            exact = [round(self._done * epoch / (self._epoch or 1.0)) for epoch in epochs]
+            gaps = [b - a for a, b in pairwise([self._step, *exact])]
+            # Epochs with few decimals are further from the truth than equal distances.
+            if number > 1 and 0 < 2 * min(gaps) < self._interval:
+                return exact
         even = (self._step + self._interval * n for n in range(1, number + 1))
         return [min(step, self._total or step) for step in even]
 
@@ -117,7 +115,7 @@ def _trainer_notes(head: str) -> list[str]:
         return []
     return [
         "the Trainer prints no step: it is the progress bar's where one stands before the entry, "
-        "otherwise the entries are counted from 1"
+        "of several behind one bar spread up to its, otherwise the entries are counted from 1"
     ]
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from rmetric.readers import text_formats, text_pairs, text_programs
 from rmetric.readers.columns import Columns, named_by_target
-from rmetric.readers.rows import Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, stream_rows
 from rmetric.readers.text_formats import DEEPSPEED
@@ -48,25 +47,14 @@ def _stream_pairs(source: Source, mapping: Mapping[str, str]) -> Stream:
     notes, mapping = text_pairs.guessed(head, mapping)
     if text_pairs.lacks_steps(head, mapping):
         return _stream_without_step(source, mapping)
-    place = text_pairs.Place()
-
-    def rows() -> Iterator[Row]:
-        yield from text_pairs.rows(whole_lines(source, notes), mapping, place)
-        if place.left_out:
-            notes.append(f"{place.left_out} lines with a training loss and no step were left out")
-
-    return stream_rows(source, named_by_target(), rows(), notes)
+    rows = text_pairs.rows(whole_lines(source, notes), mapping, text_pairs.Place(notes=notes))
+    return stream_rows(source, named_by_target(), rows, notes)
 
 
 def _stream_without_step(source: Source, mapping: Mapping[str, str]) -> Stream:
     notes = ["no step is stated: the lines with a training loss are counted from 0"]
     rows = text_pairs.counted_rows(whole_lines(source, notes), mapping)
     return stream_rows(source, named_by_target(), rows, notes)
-
-
-def _stream_mapped(source: Source, mapping: Mapping[str, str]) -> Stream:
-    has_steps = text_pairs.matches(without_colours(source.head_text()), mapping)
-    return (_stream_pairs if has_steps else _stream_without_step)(source, mapping)
 
 
 def whole_lines(source: Source, notes: list[str]) -> Iterator[tuple[int, str]]:
@@ -107,7 +95,7 @@ WITHOUT_STEP = Reader(
 )
 #: Of any text, where --map names the loss: without a name any number may be one.
 MAPPED = Reader(
-    "text with name=value (needs --map loss=NAME)", lambda head: False, _stream_mapped, True
+    "text with name=value (needs --map loss=NAME)", lambda head: False, _stream_pairs, True
 )
 #: It knows no loss: whatever else is in the file goes first.
 WITHOUT_LOSS = LAST_READERS[-1]
