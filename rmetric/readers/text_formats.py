@@ -10,6 +10,7 @@ from math import log, nan
 
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import (
+    CALLED,
     Cells,
     Clock,
     FirstRank,
@@ -176,12 +177,7 @@ MODDED_NANOGPT = _format(
     LineForm(
         r"\bstep:\s?(?P<step>\d+)(?:/\d+)?\s+(?P<rest>.*)",
         values=lambda text: dict(_MODDED_PAIR.findall(text)),
-        names={
-            "loss": ("train_loss", "loss"),
-            "eval_loss": ("val_loss",),
-            "grad_norm": ("grad_norm", "gnorm"),
-            "learning_rate": ("lr",),
-        },
+        names=CALLED,
         finish=_training_time,
     ),
     # The log begins with the program's source, so the line's form in the source counts as well.
@@ -233,12 +229,7 @@ TORCHTUNE = _format(
     LineForm(
         r"\bStep (?P<step>\d+) \| (?P<rest>.*)",
         values=lambda text: dict(_TORCHTUNE_PAIR.findall(text)),
-        names={
-            "loss": ("loss",),
-            "eval_loss": ("val_loss", "valid_loss"),
-            "grad_norm": ("grad_norm",),
-            "learning_rate": ("lr",),
-        },
+        names=CALLED,
     ),
     # The progress bar is drawn again and again with the loss of the last step.
     LineForm(r"(?:^|:)\s*\d+\|(?P<step>\d+)\|Loss: (?P<loss>[-+\w.]+):", once=True),
@@ -272,13 +263,7 @@ NANOCHAT = _format(
     LineForm(
         r"\bstep (?P<step>\d+)(?:\s*/\s*\d+)?(?: \([\d.]+ ?%\))? \| (?P<rest>.*)",
         values=fields,
-        names={
-            "loss": ("loss", "training loss", "train loss"),
-            "eval_loss": ("validation loss", "val loss"),
-            "grad_norm": ("grad norm", "grad_norm", "gnorm", "gn"),
-            "learning_rate": ("lr", "learning rate"),
-            BITS: ("validation bpb", "val bpb"),
-        },
+        names=CALLED | {BITS: ("validation bpb", "val bpb")},
         finish=_summed_time,
     ),
     mark=re.compile(

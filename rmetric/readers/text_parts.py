@@ -13,6 +13,15 @@ from rmetric.readers.rows import Row
 Lines = Iterable[tuple[int, str]]
 Cells = dict[str, float | bool]
 
+#: Target -> what programs call it, with blanks or without.
+CALLED = {
+    "loss": ("train_loss", "reduced_train_loss", "loss", "lm_loss", "training loss", "train loss"),
+    "eval_loss": (
+        "val_loss", "eval_loss", "valid_loss", "validation_loss", "validation loss", "val loss",
+    ),
+    "grad_norm": ("grad_norm", "gradient_norm", "grad norm", "gnorm", "gn"),
+    "learning_rate": ("lr", "learning_rate", "learning rate"),
+}  # fmt: skip
 LONGEST = 1 << 16
 FAR = 2**63
 _LONGEST_STEP = 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from rmetric.readers.columns import MEMORY, POLICY, SPEED, WITH_UNIT, columns_am
 from rmetric.readers.names import unit
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import (
+    CALLED,
     FAR,
     Cells,
     Lines,
@@ -66,7 +67,7 @@ class _TrainerSteps:
         if stated is not None and is_counted:
             yield from self.release()
             self._step, is_counted = stated, False
-        self._begun = self._begun or self._total > 0
+        self._begun = self._begun or (is_counted and self._total > 0)
         self._held.append((line, cells, epoch if is_counted else None))
         if stated is not None or not self._total or len(self._held) == _MOST_HELD:
             yield from self.release()
@@ -115,7 +116,7 @@ def _trainer_notes(head: str) -> list[str]:
         return []
     return [
         "the Trainer prints no step: it is the progress bar's where one stands before the entry, "
-        "of several behind one bar spread up to its, otherwise the entries are counted from 1"
+        "to which several behind one bar are spread, otherwise the entries are counted from 1"
     ]
 
 
@@ -172,10 +173,7 @@ def _fairseq_entry(text: str) -> tuple[str, dict[str, str]]:
     values: dict[str, Any]
     if found := _JSON.search(text):
         kind = "valid" if found[1].startswith("valid") else found[1]
-        try:
-            values = loads(found[2])
-        except ValueError:
-            return kind, {}
+        values = _object_in(found[2])
     elif found := _INNER.search(text):
         # Older lines count updates nowhere but in the epoch.
         updates = (int(found[1]) - 1) * int(found[3]) + int(found[2])
@@ -203,12 +201,6 @@ FAIRSEQ = TextFormat(
 
 _MLLOG = re.compile(r":::MLLOG\s*\{")
 _COUNTERS = ("step_num", "step", "samples_count", "sample_count", "epoch_num", "epoch_count")
-_MLPERF_NAMES = {
-    "loss": ("train_loss", "reduced_train_loss", "loss", "lm_loss"),
-    "eval_loss": ("eval_loss", "val_loss", "validation_loss"),
-    "grad_norm": ("grad_norm", "gradient_norm"),
-    "learning_rate": ("lr", "learning_rate"),
-}
 _DECODER = json.JSONDecoder()
 _LANGUAGE = re.compile(r"gpt|llama|mixtral|mixture|deepseek", re.IGNORECASE)
 
@@ -219,9 +211,10 @@ def _mlperf_rows(lines: Lines) -> Iterator[Row]:
     What a language model's benchmark calls ``eval_accuracy`` is its validation loss; other
     benchmarks' accuracies are not read.
     """
-    names, begun = _MLPERF_NAMES, None
+    names, begun = CALLED, None
     for line, text in pieces(lines):
-        entry = _mlperf_entry(text)
+        found = _MLLOG.search(text)
+        entry = _object_in(text[found.end() - 1 :]) if found else {}
         key, value, time = entry.get("key"), entry.get("value"), _number(entry.get("time_ms"))
         if key == "submission_benchmark" and _LANGUAGE.search(str(value)):
             names = {**names, "eval_loss": (*names["eval_loss"], "eval_accuracy")}
@@ -229,30 +222,26 @@ def _mlperf_rows(lines: Lines) -> Iterator[Row]:
             begun = time
         stats = value if isinstance(value, dict) else {str(key): value}
         cells: Cells = {}
-        for target, known in names.items():
-            found = (_number(stats.get(name)) for name in known)
-            put(cells, **{target: next((cell for cell in found if cell is not None), None)})
-        step = _mlperf_step(entry.get("metadata"))
-        if step is not None and cells.keys() & {"loss", "eval_loss"}:
+        put(cells, **{target: _first_of(stats, known) for target, known in names.items()})
+        step = _first_of(entry.get("metadata"), _COUNTERS)
+        if step is not None and 0 <= step < FAR and cells.keys() & {"loss", "eval_loss"}:
             put(cells, time=None if time is None or begun is None else (time - begun) / 1000)
-            yield row(line, step, cells)
+            yield row(line, int(step), cells)
 
 
-def _mlperf_entry(text: str) -> dict[str, Any]:
-    """The object on the line; empty for any other line, and for one that is cut off."""
-    found = _MLLOG.search(text)
-    if found is None:
-        return {}
+def _object_in(text: str) -> dict[str, Any]:
+    """The object that `text` begins with; empty for none, and for one that is cut off."""
     try:
-        entry, _ = loads(text[found.end() - 1 :], _DECODER.raw_decode)
+        entry, _ = loads(text, _DECODER.raw_decode)
     except ValueError:
         return {}
     return entry if isinstance(entry, dict) else {}
 
 
-def _mlperf_step(metadata: Any) -> int | None:
-    counts = (_number(metadata.get(n)) for n in _COUNTERS) if isinstance(metadata, dict) else ()
-    return next((int(n) for n in counts if n is not None and 0 <= n < FAR), None)
+def _first_of(values: Any, names: Iterable[str]) -> float | None:
+    """The first number among the values of these names."""
+    numbers = (_number(values.get(n)) for n in names) if isinstance(values, dict) else ()
+    return next((number for number in numbers if number is not None), None)
 
 
 def _number(value: Any) -> float | None:
@@ -286,8 +275,7 @@ def _stable_baselines3_rows(lines: Lines) -> Iterator[Row]:
         elif _RULE.match(text):
             if (step := whole(values.get("time/total_timesteps"))) is not None:
                 cells: Cells = {}
-                for target in ("loss", "learning_rate"):
-                    put(cells, **{target: values.get(f"train/{target}")})
+                put(cells, **{t: values.get(f"train/{t}") for t in ("loss", "learning_rate")})
                 columns = columns_among(tuple(values), POLICY)
                 put(cells, **{t: values[c] for t, c in columns.items()})
                 yield row(line, step, cells)
