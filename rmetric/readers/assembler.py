@@ -178,8 +178,7 @@ class Assembler:
     def _look_at_columns(self) -> None:
         chosen = self.columns.by_target
         self._run_column = chosen.get("run")
-        self._step_columns = [chosen[t] for t in ("step",) if t in chosen]
-        self._step_columns += self.columns.other_steps
+        self._step_columns = [*filter(None, [chosen.get("step")]), *self.columns.other_steps]
         self._measured = [
             (str(TARGETS[t].field), c, _reader(t, c))
             for t, c in chosen.items()

@@ -17,7 +17,7 @@ from typing import Any
 from rmetric.readers.columns import POLICY, choose_columns
 from rmetric.readers.names import PRINTED, TARGETS, is_loss, plain_name
 from rmetric.readers.rows import Row
-from rmetric.readers.text_parts import FAR, Clock, FirstRank, Lines, pieces, rank_of, without_date
+from rmetric.readers.text_parts import DATE, FAR, Clock, FirstRank, Lines, pieces, rank_of
 
 NAME = "text with a step and a loss on a line"
 NAME_WITHOUT_STEP = "text with a loss on its lines and no step"
@@ -137,8 +137,7 @@ def stated_step(text: str) -> int | None:
     for values in (found.exact, found.loose):
         steps = (n for n in values if n != "epoch" and (n in target.names or target.means(n)))
         for name in (*names["step"], *steps):
-            step = _whole(values.get(name))
-            if step is not None:
+            if (step := _whole(values.get(name))) is not None:
                 return step
     return None
 
@@ -197,7 +196,7 @@ def _cells(found: Words, names: Names, text: str) -> dict[str, Any]:
     loss = taken["loss"]
     if loss and "train" not in loss and not taken["eval_loss"]:
         # The word for an evaluation may stand elsewhere on the line.
-        plain = without_date(text)
+        plain = DATE.sub(" ", text)
         if _EVALUATION.search(plain):
             taken |= {"loss": None, "eval_loss": loss}
         elif _TEST.search(plain):
@@ -277,9 +276,7 @@ def _step(found: Words, names: Iterable[str]) -> tuple[int | None, int | None, b
 
 
 def _whole(value: float | None) -> int | None:
-    if value is None or not 0 <= value < FAR or value != int(value):
-        return None
-    return int(value)
+    return int(value) if value is not None and 0 <= value < FAR and value == int(value) else None
 
 
 _NUMBER = re.compile(
@@ -330,7 +327,7 @@ class Words:
 
 def taken_apart(text: str, known: frozenset[str]) -> Words:
     """The numbers of `text` by name; `known` are the names looked for in longer phrases."""
-    text = _DICT_OF_ONE.sub("=", without_date(text)).replace("'", "").replace('"', "")
+    text = _DICT_OF_ONE.sub("=", DATE.sub(" ", text)).replace("'", "").replace('"', "")
     text = _OF_A_SPLIT.sub(r"\2 \1", text)
     line, end = Words(), 0
     for number in _NUMBER.finditer(text):

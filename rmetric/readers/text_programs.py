@@ -10,10 +10,9 @@ from typing import Any
 
 from rmetric._util.strict_json import loads
 from rmetric.readers.columns import MEMORY, POLICY, SPEED, WITH_UNIT, columns_among
-from rmetric.readers.names import unit
+from rmetric.readers.names import TARGETS, unit
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import (
-    CALLED,
     FAR,
     Cells,
     Lines,
@@ -39,7 +38,7 @@ class _TrainerSteps:
     """Gives entries their steps: their own, else by the training's progress bar, else counted.
 
     A pipe holds entries back while the bar goes on: of several behind one bar the last is at its
-    step, and no other is held up by it. An evaluation is at the step of the entry before it.
+    step, or shortly before. An evaluation has the step of the entry before it.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,7 @@ class _TrainerSteps:
             self._step, is_counted = stated, False
         self._begun = self._begun or (is_counted and self._total > 0)
         self._held.append((line, cells, epoch if is_counted else None))
-        if stated is not None or not self._total or len(self._held) == _MOST_HELD:
+        if stated is not None or self._done <= self._step or len(self._held) == _MOST_HELD:
             yield from self.release()
 
     def release(self) -> Iterator[Row]:
@@ -211,11 +210,12 @@ def _mlperf_rows(lines: Lines) -> Iterator[Row]:
     What a language model's benchmark calls ``eval_accuracy`` is its validation loss; other
     benchmarks' accuracies are not read.
     """
-    names, begun = CALLED, None
+    names, begun = {target: TARGETS[target].names for target in _READ}, None
     for line, text in pieces(lines):
         found = _MLLOG.search(text)
         entry = _object_in(text[found.end() - 1 :]) if found else {}
-        key, value, time = entry.get("key"), entry.get("value"), _number(entry.get("time_ms"))
+        key, value = entry.get("key"), entry.get("value")
+        time = number_in(str(entry.get("time_ms")))
         if key == "submission_benchmark" and _LANGUAGE.search(str(value)):
             names = {**names, "eval_loss": (*names["eval_loss"], "eval_accuracy")}
         if time is not None and (begun is None or key == "run_start"):
@@ -240,14 +240,8 @@ def _object_in(text: str) -> dict[str, Any]:
 
 def _first_of(values: Any, names: Iterable[str]) -> float | None:
     """The first number among the values of these names."""
-    numbers = (_number(values.get(n)) for n in names) if isinstance(values, dict) else ()
+    numbers = (number_in(str(values.get(n))) for n in names) if isinstance(values, dict) else ()
     return next((number for number in numbers if number is not None), None)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    return number_in(value) if isinstance(value, str) else float(value)
 
 
 MLPERF = TextFormat(

@@ -35,10 +35,9 @@ def as_reader(text: TextFormat) -> Reader:
             notes.append("--map is not needed for this format and was not used")
         return stream_rows(source, columns, text.rows(whole_lines(source, notes)), notes)
 
-    def matches(head: str) -> bool:
-        return text.mark.search(without_colours(head)) is not None
-
-    return Reader(text.name, matches, stream, follows=True)
+    return Reader(
+        text.name, lambda head: bool(text.mark.search(without_colours(head))), stream, follows=True
+    )
 
 
 def _stream_pairs(source: Source, mapping: Mapping[str, str]) -> Stream:
