@@ -14,6 +14,7 @@ from functools import lru_cache
 from math import inf, isfinite
 from typing import Any
 
+from rmetric._util.printed import counted
 from rmetric.readers.columns import POLICY, choose_columns
 from rmetric.readers.names import PRINTED, TARGETS, is_loss, plain_name
 from rmetric.readers.rows import Row
@@ -70,7 +71,7 @@ def rows(
                 cells["time"] = time
             yield Row(line, {"step": step, **cells})
     if place.left_out:
-        place.notes.append(f"{place.left_out} lines with a loss and no step were left out")
+        place.notes.append(f"left out: {counted(place.left_out, 'line')} with a loss and no step")
 
 
 def lacks_steps(head: str, mapping: Mapping[str, str]) -> bool:

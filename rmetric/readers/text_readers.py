@@ -51,7 +51,7 @@ def _stream_pairs(source: Source, mapping: Mapping[str, str]) -> Stream:
 
 
 def _stream_without_step(source: Source, mapping: Mapping[str, str]) -> Stream:
-    notes = ["no step is stated: the lines with a training loss are counted from 0"]
+    notes = ["no step is stated, or on few lines: those with a training loss are counted from 0"]
     rows = text_pairs.counted_rows(whole_lines(source, notes), mapping)
     return stream_rows(source, named_by_target(), rows, notes)
 
