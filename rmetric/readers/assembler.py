@@ -178,8 +178,7 @@ class Assembler:
     def _look_at_columns(self) -> None:
         chosen = self.columns.by_target
         self._run_column = chosen.get("run")
-        self._step_columns = [chosen[t] for t in ("step",) if t in chosen]
-        self._step_columns += self.columns.other_steps
+        self._step_columns = [*filter(None, [chosen.get("step")]), *self.columns.other_steps]
         self._measured = [
             (str(TARGETS[t].field), c, _reader(t, c))
             for t, c in chosen.items()
@@ -237,15 +236,14 @@ class Assembler:
         )
 
     def _parts_of(self, row: Row) -> dict[str, float]:
-        found = {}
-        for column, part in self.columns.parts.items():
-            try:
-                value = number(row.cells.get(column))
-            except (ValueError, OverflowError):
-                raise self._bad_cell(row, column) from None
-            if value is not None:
-                found[part] = value
-        return found
+        found = {part: self._number(row, column) for column, part in self.columns.parts.items()}
+        return {part: value for part, value in found.items() if value is not None}
+
+    def _number(self, row: Row, column: str) -> float | None:
+        try:
+            return number(row.cells.get(column))
+        except (ValueError, OverflowError):
+            raise self._bad_cell(row, column) from None
 
     def _state(self, name: str) -> RunState:
         """Of the run that the file calls `name`."""
@@ -303,14 +301,10 @@ class Assembler:
         for column in self._step_columns:
             cell = row.cells.get(column)
             if isinstance(cell, str) and (of_total := _OF_TOTAL.fullmatch(cell.strip())):
-                cell = of_total[1]
+                cell = int(of_total[1])
             if type(cell) is int and -(2**63) < cell < 2**63:
                 return cell
-            try:
-                value = number(cell)
-            except (ValueError, OverflowError):
-                raise self._bad_cell(row, column) from None
-            if value is None:
+            if (value := self._number(row, column)) is None:
                 continue
             if not (isfinite(value) and value == int(value) and abs(value) < 2**63):
                 chosen = self.columns.by_target.get("step")
