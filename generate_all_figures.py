@@ -85,7 +85,7 @@ def gallery(captions: dict[str, str]) -> str:
 
 
 def report(study: Study, dot: str | None) -> int:
-    """Say on stderr what a reader must know."""
+    """Print on stderr what a reader must know."""
     if dot is None:
         say("no Graphviz: figures 1 and 2 are placed more simply (apt-get install graphviz)")
     if len(study.reference) < FEW_RUNS:

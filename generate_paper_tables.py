@@ -85,7 +85,7 @@ def write(folder: Path, tables: Sequence[Table]) -> None:
 
 
 def report(study: Study, disagreements: Sequence[str]) -> int:
-    """Say on stderr what a reader must know of the logs."""
+    """Print on stderr what a reader must know of the logs."""
     for mode in study.missing:
         say(f"no logs in {study.folder / f'logs_{mode}'}: its rows are left out")
     if len(study.reference) < FEW_RUNS:

@@ -36,8 +36,8 @@ with ends_at_once():
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """One run that was asked for, whichever simulator makes it.
+class RequestedRun:
+    """One requested run, whichever simulator makes it.
 
     Attributes:
         about: its configuration, under the names of the log.
@@ -55,7 +55,7 @@ class Asked:
     injected: Callable[[Truth], str]
 
 
-def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, Asked]:
+def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, RequestedRun]:
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog=list_faults(),
@@ -95,14 +95,14 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, 
     )
     arguments = parser.parse_args(argv)
     try:
-        asked = DYNAMICS[arguments.dynamics](arguments)
-        log_path(arguments.out, asked.experiment_id)
+        requested = DYNAMICS[arguments.dynamics](arguments)
+        log_path(arguments.out, requested.experiment_id)
     except ValueError as error:
         parser.error(str(error))
-    return arguments, asked
+    return arguments, requested
 
 
-def emergent_run(arguments: argparse.Namespace) -> Asked:
+def emergent_run(arguments: argparse.Namespace) -> RequestedRun:
     """The run on our simulator. Raises ValueError for what cannot be."""
     severity = "" if arguments.severity is None else f"_{arguments.severity:g}"
     name = f"{arguments.architecture}_{arguments.fault}{severity}_seed{arguments.seed}"
@@ -126,7 +126,7 @@ def emergent_run(arguments: argparse.Namespace) -> Asked:
             f"steps {truth.onset_step} to {spec.end_step - 1}"
         )
 
-    return Asked(
+    return RequestedRun(
         experiment_id=spec.experiment_id,
         about=config_of(spec),
         metric=PRESETS[arguments.preset](),
@@ -136,7 +136,7 @@ def emergent_run(arguments: argparse.Namespace) -> Asked:
     )
 
 
-def published_run(arguments: argparse.Namespace) -> Asked:
+def published_run(arguments: argparse.Namespace) -> RequestedRun:
     """The run on the authors' simulator. Raises ValueError for what cannot be."""
     for name in ("severity", "duration"):
         if getattr(arguments, name) is not None:
@@ -176,7 +176,7 @@ def published_run(arguments: argparse.Namespace) -> Asked:
             "drawn with chance (k/15)² at its k-th step"
         )
 
-    return Asked(
+    return RequestedRun(
         experiment_id=spec.experiment_id,
         about=published.config_of(spec, dynamics, seed),
         metric=PRESETS[arguments.preset](variant="authors_simulator"),
@@ -208,12 +208,12 @@ def list_faults() -> str:
     return "\n".join(lines)
 
 
-def describe(run: Run, asked: Asked, config: RMetricConfig) -> str:
+def describe(run: Run, requested: RequestedRun, config: RMetricConfig) -> str:
     """What happened, in a few lines."""
     truth = run.truth
     assert truth is not None
-    injected = "nothing injected" if truth.fault == "NONE" else asked.injected(truth)
-    lines = [asked.title, injected]
+    injected = "nothing injected" if truth.fault == "NONE" else requested.injected(truth)
+    lines = [requested.title, injected]
     if truth.failure_step is not None:
         onset = truth.onset_step or 0
         after = truth.failure_step - onset
@@ -231,21 +231,23 @@ def describe(run: Run, asked: Asked, config: RMetricConfig) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments, asked = parse_arguments(argv)
-    path = log_path(arguments.out, asked.experiment_id)
+    arguments, requested = parse_arguments(argv)
+    path = log_path(arguments.out, requested.experiment_id)
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            first = start_line(asked.about, asked.experiment_id, asked.metric, arguments.mode)
+            first = start_line(
+                requested.about, requested.experiment_id, requested.metric, arguments.mode
+            )
             if not path.read_bytes().startswith(first):
                 print(f"{path} is the log of another run: give this one an --id", file=sys.stderr)
                 return 1
-        run = asked.make()
-        write_atomically(path, run_lines(run, asked.metric, arguments.mode))
+        run = requested.make()
+        write_atomically(path, run_lines(run, requested.metric, arguments.mode))
     except OSError as error:
         print(f"cannot write to --out {arguments.out}: {error.strerror}", file=sys.stderr)
         return 1
-    print(describe(run, asked, asked.metric.with_mode(arguments.mode)))
+    print(describe(run, requested, requested.metric.with_mode(arguments.mode)))
     print(path)
     return 0
 

@@ -62,7 +62,7 @@ RESULTS = {
 
 def set_up(extra: str) -> None:
     """Make .venv and install what this needs, unless that was done already."""
-    if sys.version_info < (3, 10):  # noqa: UP036 (an older Python must be told so)
+    if sys.version_info < (3, 10):  # noqa: UP036 (an older Python must get this line)
         sys.exit(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}")
     if not PYTHON.exists():
         print(f"making the environment {ENVIRONMENT}", flush=True)
@@ -168,12 +168,12 @@ def help_of(task: str) -> str:
     first = next(i for i, line in enumerate(lines) if line.split()[:1] == [task])
     last = next(i for i in range(first + 1, len(lines)) if not lines[i].startswith(" " * 16))
     words = " ".join(" ".join(lines[first:last]).split()[1:])
-    said = f"usage: python3 tasks.py {task}"
+    usage = f"usage: python3 tasks.py {task}"
     if task not in PASSED_ON:
-        return f"{said}\n\n{words}"
+        return f"{usage}\n\n{words}"
     command = f"{PYTHON.relative_to(ROOT)} {PASSED_ON[task]}"
     return (
-        f"{said} [ARGUMENTS]\n\n{words}\n\nFurther arguments are those of `{command}`; after "
+        f"{usage} [ARGUMENTS]\n\n{words}\n\nFurther arguments are those of `{command}`; after "
         f"`tasks.py setup`, `{command} --help` lists them."
     )
 

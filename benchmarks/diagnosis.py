@@ -56,8 +56,8 @@ peak = 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_
 print(json.dumps([job.lines, len(job.events), took, peak]))
 """
 
-#: What a rank says beside its steps; numbers are filled in.
-SAID = (
+#: Lines of a rank beside its steps; numbers are filled in.
+FORMS = (
     "[INFO] [timer.py:{a}:stop] time (ms) | fwd: {f:.2f} | bwd: {g:.2f} | optimizer: {h:.2f}",
     "[INFO] [logging.py:96:log_dist] [Rank {r}] rank={r} time (ms) | allreduce: {f:.2f}",
     "[INFO] data.sampler: shard {b} of /data/corpus/part-{b:05d}.bin opened, {c} samples",
@@ -85,8 +85,8 @@ def rank_lines(number: int, rank: int = 0, step_every: int = 20) -> Iterator[str
                 f"lm loss: {2 + a / 1e3:.6E} | grad norm: {c / 1e3:.3f} |"
             )
         else:
-            said = SAID[at % len(SAID)]
-            words = said.format(
+            form = FORMS[at % len(FORMS)]
+            words = form.format(
                 a=a, b=b, c=c, r=rank, f=a / 7, g=b / 11, h=c / 13, l=1e-4 + a / 1e9
             )
             yield f"{stamp} {words}"
@@ -95,8 +95,8 @@ def rank_lines(number: int, rank: int = 0, step_every: int = 20) -> Iterator[str
 def shared_lines(number: int) -> Iterator[str]:
     """Eight ranks in one file, as srun --label writes them."""
     ranks = [rank_lines(number // 8, rank) for rank in range(8)]
-    for said in zip(*ranks, strict=True):
-        yield from (f"{rank}: {line}" for rank, line in enumerate(said))
+    for lines in zip(*ranks, strict=True):
+        yield from (f"{rank}: {line}" for rank, line in enumerate(lines))
 
 
 def nccl_lines(number: int) -> Iterator[str]:
@@ -141,7 +141,7 @@ LOGS: dict[str, Callable[[int], Iterator[str]]] = {
 def compare(path: Path, library: SignatureLibrary) -> dict[str, float]:
     """Lines a second of `ingest`, and of drain3 on the lines in memory."""
     lines = path.read_text().splitlines()
-    # With masks it is so slow that a tenth tells enough.
+    # With masks it is so slow that a tenth is enough.
     plain: dict[str, tuple[Callable[[str], object], int]] = {
         "drain3_alone": (Drain().add_log_message, 1),
         "drain3": (TemplateMiner(config=TemplateMinerConfig()).add_log_message, 1),
@@ -268,9 +268,9 @@ def main() -> int:
             print(kind, measured[kind], flush=True)
     if options.no_large:
         return 0
-    for kind, one in large(FULL if options.full else options.mebibytes << 20):
-        measured[kind] = one
-        print(kind, one, flush=True)
+    for kind, figures in large(FULL if options.full else options.mebibytes << 20):
+        measured[kind] = figures
+        print(kind, figures, flush=True)
     print(f"written: results/benchmarks/{write_report('diagnosis', measured).name}")
     return 0
 

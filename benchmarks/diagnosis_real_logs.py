@@ -33,7 +33,7 @@ from rmetric.diagnosis.library import SignatureLibrary
 
 TURNS = 5
 LONG = 100_000
-#: With masks drain3 is so slow that so many lines tell enough.
+#: With masks drain3 is so slow that so many lines are enough.
 WITH_MASKS = 20_000
 LOGS = (
     "mlperf_v2.1/azure_n16_rnnt/result_1.txt",

@@ -44,8 +44,8 @@ print(json.dumps([took, cpu, 1024 * own.ru_maxrss, found.cause, [one.name for on
 def write_files(folder: Path, files: int, lines: int) -> None:
     """A log of each rank, one of which ends with an error."""
     for rank in range(files):
-        said = [*rank_lines(lines, rank, step_every=5), *(ERROR if rank == files // 3 else ())]
-        write(folder / f"rank_{rank:05d}.log", iter(said))
+        content = [*rank_lines(lines, rank, step_every=5), *(ERROR if rank == files // 3 else ())]
+        write(folder / f"rank_{rank:05d}.log", iter(content))
 
 
 def measure(files: int, lines: int, jobs: int) -> dict[str, object]:

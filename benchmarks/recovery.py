@@ -57,7 +57,7 @@ class Supervised:
                 *("--poll-seconds", "0.2", "--max-restarts", "100"),
                 *("--", sys.executable, "-m", "torch.distributed.run"),
                 *("--nproc-per-node", str(ranks), "-m", MODULE),
-                *(*TRAINING, f"--steps={steps}", *(f"--inject={one}" for one in injected)),
+                *(*TRAINING, f"--steps={steps}", *(f"--inject={fault}" for fault in injected)),
             ],
             stderr=self.output,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
@@ -133,7 +133,7 @@ class Supervised:
 
 def times(summary: dict[str, Any], name: str) -> float | None:
     """Median over the failures."""
-    known = [one[name] for one in summary["incidents"] if one[name] is not None]
+    known = [incident[name] for incident in summary["incidents"] if incident[name] is not None]
     return round(median(known), 1) if known else None
 
 
@@ -227,9 +227,9 @@ def table(measured: dict[str, Any]) -> str:
     ]
     for what, of in measured.items():
         seconds = (of["notice_seconds"], of["resume_seconds"])
-        said = " | ".join("–" if one is None else f"{one:.1f}" for one in seconds)
+        shown = " | ".join("–" if value is None else f"{value:.1f}" for value in seconds)
         rows.append(
-            f"| {what} | {of['failures']} | {said} "
+            f"| {what} | {of['failures']} | {shown} "
             f"| {of['steps_lost']} ({of['most_steps_lost_at_once']}) "
             f"| {100 * of['ettr']:.0f} % | {of['largest_loss_difference']:.0e} |"
         )

@@ -95,7 +95,7 @@ def paired(args: argparse.Namespace, device: str) -> dict[str, Any]:
     rounds = []
     for number in range(args.rounds):
         order = [without, with_rescue] if number % 2 == 0 else [with_rescue, without]
-        seconds = {id(one): sum(one.step() for _ in range(every)) for one in order}
+        seconds = {id(run): sum(run.step() for _ in range(every)) for run in order}
         rounds.append((seconds[id(without)] / every, seconds[id(with_rescue)] / every))
     shares = sorted(after / before - 1.0 for before, after in rounds)
     return {

@@ -142,9 +142,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with suppress(psutil.Error):
         every = [psutil.Process(process.pid)]
         every += every[0].children(recursive=True)
-        for one in every:
+        for member in every:
             with suppress(psutil.Error):
-                one.kill()
+                member.kill()
         psutil.wait_procs(every, timeout=10.0)
 
 
@@ -182,8 +182,8 @@ def torchft_turn(folder: Path) -> dict[str, Any]:
             for n in (0, 1)
         ]
         for command in commands:
-            one = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-            processes.append(one)
+            peer = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            processes.append(peer)
     try:
 
         def both() -> bool:
@@ -209,8 +209,8 @@ def torchft_turn(folder: Path) -> dict[str, Any]:
         seconds, repeated = max(pauses)
         return {"kill": {"seconds": round(seconds, 2), "repeated": repeated}}
     finally:
-        for one in processes:
-            end(one)
+        for process in processes:
+            end(process)
 
 
 def installed(package: str) -> str:
@@ -223,15 +223,15 @@ def summary(turns: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians over the turns, with all seconds."""
     found: dict[str, Any] = {}
     for kind in ("kill", "hang"):
-        known = [one[kind] for one in turns if one.get(kind)]
+        known = [result[kind] for result in turns if result.get(kind)]
         if known:
             found[kind] = {
-                "seconds": [one["seconds"] for one in known],
-                "median_seconds": round(median(one["seconds"] for one in known), 1),
-                "median_steps_repeated": median(one["repeated"] for one in known),
+                "seconds": [pause["seconds"] for pause in known],
+                "median_seconds": round(median(pause["seconds"] for pause in known), 1),
+                "median_steps_repeated": median(pause["repeated"] for pause in known),
             }
         found.setdefault("failed", 0)
-        found["failed"] += sum(kind in one and not one[kind] for one in turns)
+        found["failed"] += sum(kind in result and not result[kind] for result in turns)
     return found
 
 
@@ -262,8 +262,8 @@ def report(number: int, versions: dict[str, str], turns: dict[str, list[dict[str
     measured = {
         "turns": number, "patience_seconds": PATIENCE, "save_every_steps": 10,
         "versions": versions,
-        "load": [found["load"] for one in turns.values() for found in one],
-        "launchers": {name: summary(one) for name, one in turns.items()},
+        "load": [result["load"] for group in turns.values() for result in group],
+        "launchers": {name: summary(group) for name, group in turns.items()},
     }  # fmt: skip
     write_report("restart_peers", measured)
     write_between(PAGE, "peers", table(measured))
@@ -278,8 +278,8 @@ def table(measured: dict[str, Any]) -> str:
     ]
     for name, found in measured["launchers"].items():
         kill, hang = found.get("kill"), found.get("hang")
-        said = f"| {seconds(kill)} | {kill['median_steps_repeated']:g} " if kill else "| – | – "
-        rows.append(f"| {name} {said}| {seconds(hang)} |")
+        cells = f"| {seconds(kill)} | {kill['median_steps_repeated']:g} " if kill else "| – | – "
+        rows.append(f"| {name} {cells}| {seconds(hang)} |")
     return "\n".join(rows) + "\n"
 
 

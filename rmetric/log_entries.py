@@ -29,11 +29,7 @@ from rmetric.metric import RMetric
 from rmetric.records import HardwareEvent, Record, Truth
 
 #: The three signals as fields of `Record`, in the order of `metric.Components` -> their keys.
-SIGNAL_KEYS = {
-    "failure_rate": "lambda",
-    "gradient_variance": "sigma_sq",
-    "loss_drift": "delta_l",
-}
+SIGNAL_KEYS = {"failure_rate": "lambda", "gradient_variance": "sigma_sq", "loss_drift": "delta_l"}
 #: n of the three signals, likewise.
 NORMALISED_KEYS = {f"{name}_normalised": f"{key}_norm" for name, key in SIGNAL_KEYS.items()}
 #: Source of a signal of which a log states n alone.

@@ -21,12 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 from rmetric.normalisers import SlidingMinMax
 from rmetric.records import Record
 from rmetric.signals import FailureRate, LossDrift, TrailingGradientVariance
-from rmetric.signals.authors import (
-    FirstLossDrift,
-    NumpyLossDrift,
-    UnclippedMinMax,
-    numpy_variance,
-)
+from rmetric.signals.authors import FirstLossDrift, NumpyLossDrift, UnclippedMinMax, numpy_variance
 from rmetric.signals.gradient_variance import population_variance
 
 

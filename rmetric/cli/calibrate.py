@@ -131,7 +131,7 @@ def _print_summary(provenance: Mapping[str, Any], raised: str, found: Recall) ->
     runs, over = provenance["runs"], provenance["alarmed_by_the_floors"]
     print(f"{counted(runs, 'run')}; {over} would alarm under the lowest thresholds that there are")
     if provenance["left_out"]:
-        ids = ", ".join(each["run"] for each in provenance["left_out"])
+        ids = ", ".join(entry["run"] for entry in provenance["left_out"])
         print(printable(f"left out, they look like failures: {ids}"))
     if "too_short" in provenance:
         print(printable(f"left out, too short to be judged: {', '.join(provenance['too_short'])}"))
@@ -168,9 +168,9 @@ def _print_recall(found: Recall) -> None:
 def _raised(raised: dict[str, dict[str, Any]]) -> list[str]:
     """Each threshold that these runs moved, from what to what; the pairs move together."""
     return [
-        f"{'all of two together by' if name == 'pairs' else name} {each['least']:g} to "
-        f"{each['raised_to']:g}, by {each['run']} ({each['without_it']:g} without it)"
-        for name, each in raised.items()
+        f"{'all of two together by' if name == 'pairs' else name} {entry['least']:g} to "
+        f"{entry['raised_to']:g}, by {entry['run']} ({entry['without_it']:g} without it)"
+        for name, entry in raised.items()
     ]
 
 
@@ -193,13 +193,13 @@ def _healthy(
             continue
         try:
             is_archive = path.name.endswith(ARCHIVE)
-            for each in read_archive(path) if is_archive else read_runs(path, mapping=mapping):
-                truth = each.truth
+            for run in read_archive(path) if is_archive else read_runs(path, mapping=mapping):
+                truth = run.truth
                 if truth is None or (not truth.failed and (truth.fault == "NONE" or truth.benign)):
-                    yield watch(each)
+                    yield watch(run)
                 else:
                     why = f"{truth.fault}, {truth.outcome}"
-                    print(f"left out: {each.id}: {why}", file=sys.stderr)
+                    print(f"left out: {run.id}: {why}", file=sys.stderr)
         except LogError as error:
             _failed(failed, str(error))
         except OSError as error:

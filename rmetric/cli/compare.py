@@ -71,16 +71,16 @@ def run(options: argparse.Namespace) -> int:
         name: compare(side, runs, options.tolerance / 100)
         for name, runs in zip(names[1:], candidates, strict=True)
     }
-    for name, each in found.items():
-        print(printable(f"{name}: {each.text}"))
-        _print_beside(each)
+    for name, result in found.items():
+        print(printable(f"{name}: {result.text}"))
+        _print_beside(result)
     if words := note(found):
         print(words, file=sys.stderr)
     try:
         _write(options, names[0], found)
     except OSError as error:
         return fail(f"{error.filename}: cannot be written ({error.strerror})", FAILED)
-    kinds = {each.kind for each in found.values()}
+    kinds = {result.kind for result in found.values()}
     return WORSE if "worse" in kinds else UNKNOWN if "cannot_tell" in kinds else 0
 
 

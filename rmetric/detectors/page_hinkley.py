@@ -45,11 +45,7 @@ class PageHinkley(LossDetector):
     ON_LOGARITHM = False
 
     def __init__(
-        self,
-        least: int = 30,
-        slack: float = 0.005,
-        limit: float = 50.0,
-        forgetting: float = 0.9999,
+        self, least: int = 30, slack: float = 0.005, limit: float = 50.0, forgetting: float = 0.9999
     ) -> None:
         require("least", least, least >= 1, "at least 1 loss")
         require("slack", slack, 0 <= slack < inf, "finite and at least 0")

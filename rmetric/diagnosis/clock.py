@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
+from itertools import pairwise
 from math import ceil, inf
 from operator import attrgetter
 from statistics import median, median_low
 
 from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence, span_of
-from rmetric.diagnosis.reading.timestamps import NO_YEAR, without_year
+from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 
 #: Largest difference of corrected times, in seconds, within one moment in several files.
 SAME_MOMENT = 2.0
@@ -70,15 +71,17 @@ class Ordering:
 
     def seconds(self, entry: Occurrence) -> float | None:
         """Corrected time, with the job's year; None where nothing states one."""
-        time = entry.time
-        if time is None:  # a traceback takes that of the entry before it, if it is kept
+        if entry.time is None:  # a traceback takes that of the entry before it, if it is kept
             stream = self.job.streams.get(entry.stream)
             tail = stream.tail if stream is not None and len(stream.files) == 1 else ()
             if any(kept.file == entry.file and kept.order <= entry.order for kept in tail):
                 entries, at = self._place(entry)
-                time = entries[at - 1].time if at else None
+                entry = entries[at - 1] if at else entry
+        time = entry.time
         if time is not None and self.span and time < NO_YEAR[1] <= self.span[0]:
             time = _with_year(time, *self.span)
+        if time is not None and entry.file in self._zones and names_zone(entry.text):
+            time += self._zones[entry.file]
         return None if time is None else time - self.offsets.get(entry.file, 0.0)
 
     def at_latest(self, entry: Occurrence) -> Occurrence | None:
@@ -103,6 +106,25 @@ class Ordering:
             if entry.time is not None:
                 found[entry.file].append(entry)
         return dict(found)
+
+    @cached_property
+    def _zones(self) -> dict[str, float]:
+        """File -> seconds from its times with a zone to those without, where these fall back.
+
+        It is the only shift by half hours with which the times rise as the lines do.
+        """
+        found = dict[str, float]()
+        for file, entries in self._timed.items():
+            rises = [(b.time or 0.0) - (a.time or 0.0) for a, b in pairwise(entries)]
+            if -MAX_ZONE_SECONDS <= min(rises, default=0.0) < ZONE_TOLERANCE - ZONE_SECONDS:
+                named = [names_zone(entry.text) for entry in entries]
+                ways = [(rise, b - a) for rise, (a, b) in zip(rises, pairwise(named), strict=True)]
+                most = round(MAX_ZONE_SECONDS / ZONE_SECONDS)
+                zones = [ZONE_SECONDS * half for half in range(-most, most + 1)]
+                ways = [(rise + ZONE_TOLERANCE, way) for rise, way in ways if way]
+                fits = [zone for zone in zones if all(rise + way * zone > 0 for rise, way in ways)]
+                found |= {file: fits[0]} if len(fits) == 1 else {}
+        return found
 
     @cached_property
     def stepping(self) -> list[JobStream]:

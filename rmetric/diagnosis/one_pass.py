@@ -110,9 +110,7 @@ class FilePass:
         self._begin_attempt()
 
     def read_attempts(
-        self,
-        on_progress: Callable[[int], None] | None = None,
-        starts: Sequence[int] | None = None,
+        self, on_progress: Callable[[int], None] | None = None, starts: Sequence[int] | None = None
     ) -> list[Part]:
         """Read the whole file.
 

@@ -112,8 +112,8 @@ class Side:
     def measures(self) -> dict[str, float]:
         """The usual value of each measure that all runs log."""
         of_runs = [_measures(run) for run in self.runs]
-        names = [name for name in of_runs[0] if all(name in each for each in of_runs)]
-        return {name: median(each[name] for each in of_runs) for name in names}
+        names = [name for name in of_runs[0] if all(name in measures for measures in of_runs)]
+        return {name: median(measures[name] for measures in of_runs) for name in names}
 
 
 def compare(
@@ -150,7 +150,7 @@ def compare(
 
 def note(found: Mapping[str, Comparison]) -> str:
     """What the intervals leave out; empty where they are over seeds."""
-    if all(each.over_seeds or each.difference is None for each in found.values()):
+    if all(result.over_seeds or result.difference is None for result in found.values()):
         return ""
     return "With one run a side the interval is of the noise within the runs: seeds differ by more."
 

@@ -88,7 +88,7 @@ class Study:
         """
         pd = needed("pandas")
         runs = [(mode, run) for mode, of_mode in self.runs.items() for run in of_mode]
-        stated = [each for of_mode in self.stated.values() for of_run in of_mode for each in of_run]
+        stated = [row for of_mode in self.stated.values() for of_run in of_mode for row in of_run]
         rows = [
             (mode, run.id, run.config.get("model_type"),
              *(getattr(run.truth or Truth(), name) for name in OF_RUN[3:]))
@@ -97,8 +97,8 @@ class Study:
         of_runs = pd.DataFrame(rows, columns=OF_RUN).convert_dtypes()
         lengths = [len(run.records) for _, run in runs]
         repeated = of_runs.loc[np.repeat(of_runs.index, lengths)].reset_index(drop=True)
-        repeated["r_metric"] = pd.Series([each.score for each in stated], dtype="float64")
-        repeated["alarm"] = pd.Series([each.alarm for each in stated], dtype="boolean")
+        repeated["r_metric"] = pd.Series([row.score for row in stated], dtype="float64")
+        repeated["alarm"] = pd.Series([row.alarm for row in stated], dtype="boolean")
         records = [record for _, run in runs for record in run.records]
         frame: DataFrame = pd.concat([repeated, records_to_frame(records)], axis="columns")
         return frame

@@ -134,7 +134,7 @@ def candidates(folder: Path) -> tuple[list[CheckpointManifest], list[str]]:
             except ValueError as error:
                 problems.append(str(error))
     # Two share a serial if the newest was unreadable for a while.
-    return sorted(good, key=lambda each: (-each.serial, -each.written)), problems
+    return sorted(good, key=lambda saved: (-saved.serial, -saved.written)), problems
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -220,7 +220,7 @@ class CheckpointDirectory:
             for other in older:
                 if other.path == final and self.differs(other):
                     raise FileExistsError(f"{final} is of another model: {self.differs(other)}")
-            serial = max((each.serial for each in older), default=0) + 1
+            serial = max((saved.serial for saved in older), default=0) + 1
             entry |= {"step": step, "serial": serial, "fingerprint": self.fingerprint}
             if self.alarm is not None and step >= self.alarm.since:
                 suspect = self.alarm
@@ -373,7 +373,7 @@ def checkpoints_in(folder: Path) -> list[TrainerCheckpoint]:
             with contextlib.suppress(FileNotFoundError):  # another process has just deleted it
                 time = (path / STATE_NAME).stat().st_mtime_ns
                 found.append((time, step, TrainerCheckpoint(path, step, _mark_of(path))))
-    return [checkpoint for *_, checkpoint in sorted(found, key=lambda each: each[:2], reverse=True)]
+    return [checkpoint for *_, checkpoint in sorted(found, key=lambda item: item[:2], reverse=True)]
 
 
 def _mark_of(path: Path) -> SuspectMark | None:

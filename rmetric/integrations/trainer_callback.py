@@ -117,9 +117,7 @@ class MonitorCallback:
         return self._training.enter_context(monitor)
 
     def _follow_with_rescue(
-        self,
-        followed: Callable[[Rescue, Any, Monitor], AbstractContextManager[None]],
-        trainer: Any,
+        self, followed: Callable[[Rescue, Any, Monitor], AbstractContextManager[None]], trainer: Any
     ) -> None:
         """Let each rescue set the trainer's loop back, while it trains."""
         for action in self._settings["actions"]:

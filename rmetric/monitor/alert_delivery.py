@@ -1,7 +1,7 @@
 """Deliver the monitor's alerts: to its log, to `logging`, to other ranks and to the actions.
 
-`judges.py` and `monitor.py` decide them. Actions have them by `raise_alert`, joint ones later by
-`run_joint_actions`; alerts of the kind "exchange" and findings of audits are only logged.
+`judges.py` decides them. `deliver` calls the actions, and `run_joint_actions` those that all ranks
+run together; alerts of the kind "exchange" and findings of audits are only logged.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AlertDelivery:
         onset = self._episodes.onset(source, step) or since or step
         return Alert(step=step, source=source, reason=reason, rank=self._monitor.rank, since=onset)
 
-    def raise_alert(self, alert: Alert, *, shared: bool = True, own: bool = False) -> None:
+    def deliver(self, alert: Alert, *, shared: bool = True, own: bool = False) -> None:
         """Report an alert, share it with the other ranks and call the actions.
 
         `shared`: all ranks raise the same alert at the same step; `own`: none but this one can. A

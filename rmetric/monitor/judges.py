@@ -1,4 +1,8 @@
-"""Decide which alerts a step raises: by the step rules, the R-Metric and the detectors."""
+"""Decide which alerts a step gives: by the step rules, the R-Metric and the detectors.
+
+An alarm is the state of a detector (`alarm`, where its score passes its threshold). `DetectorJudge`
+makes an alert, the message, of each alarm that is new; `alert_delivery.py` delivers it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ logger = logging.getLogger("rmetric")
 
 
 class RuleJudge:
-    """Applies the step rules to each step once and raises an alert for each broken rule."""
+    """Applies the step rules to each step once and gives an alert for each broken rule."""
 
     def __init__(
         self, config: MonitorConfig, recorder: StepRecorder, delivery: AlertDelivery
@@ -64,27 +68,27 @@ class RuleJudge:
             broken = self.rules.update(loss if rank_sync is None else None, norm)
             where = f" ({pending.where})" if pending.where else ""
             pending.broken_rules = [(rule, f"{reason}{where}") for rule, reason in broken]
-            self._raise_broken(step, pending.broken_rules)
+            self._alert_broken(step, pending.broken_rules)
             # A non-finite loss with a finite gradient: no other rank can see it.
             alone = rank_sync is not None and not broken and "non_finite" in self._alert_on
             if alone and loss is not None and not isfinite(loss):
                 self._delivery.non_finite_step = step
                 alert = self._alert(step, "non_finite", f"loss is {loss:g}")
-                self._delivery.raise_alert(alert, own=True)
+                self._delivery.deliver(alert, own=True)
         if rank_sync is not None and not rank_sync.agreed(step):
             return ()
-        broken = [each for each in pending.broken_rules if each[0] in self._alert_on]
+        broken = [pair for pair in pending.broken_rules if pair[0] in self._alert_on]
         return tuple(self._alert(step, rule, reason) for rule, reason in broken)
 
     def judge_whole_norm(self, record: Record) -> None:
         """Judge a gradient norm that is known only after the ranks' shards were added up."""
-        self._raise_broken(record.step, self.rules.update(None, record.gradient_norm))
+        self._alert_broken(record.step, self.rules.update(None, record.gradient_norm))
 
-    def _raise_broken(self, step: int, broken_rules: list[tuple[str, str]]) -> None:
+    def _alert_broken(self, step: int, broken_rules: list[tuple[str, str]]) -> None:
         for rule, reason in broken_rules:
             if rule == "non_finite" and rule in self._alert_on:
                 self._delivery.non_finite_step = step
-            self._delivery.raise_alert(self._alert(step, rule, reason))
+            self._delivery.deliver(self._alert(step, rule, reason))
 
     def _alert(self, step: int, rule: str, reason: str) -> Alert:
         since = step - self.rules.overflows_before if rule == "non_finite" else step
@@ -139,7 +143,7 @@ class UpdateJudge:
 
     def _raise(self, step: int, source: str, reason: str, since: int) -> None:
         alert = self._delivery.new_alert(step, source, reason, since)
-        self._delivery.raise_alert(alert, own=True)
+        self._delivery.deliver(alert, own=True)
 
 
 class DetectorJudge:
@@ -160,7 +164,7 @@ class DetectorJudge:
         """Take the next record; return the alarm of each detector."""
         return {name: bool(d.update(record).alarm) for name, d in self.detectors.items()}
 
-    def raise_new_alarms(self, step: int, alarms: Mapping[str, bool]) -> None:
+    def alert_new_alarms(self, step: int, alarms: Mapping[str, bool]) -> None:
         alarmed = {name for name, alarm in alarms.items() if alarm}
         if self._delivery.already_reported(step) and self._only_non_finite():
             alarmed.discard("calibrated")  # the rule has raised it, before the step
@@ -169,7 +173,7 @@ class DetectorJudge:
             if name in alarmed - self.alarmed:
                 since = getattr(detector, "since", None)
                 alert = self._delivery.new_alert(step, name, detector.reason, since)
-                self._delivery.raise_alert(alert)
+                self._delivery.deliver(alert)
             elif name in alarmed:
                 self._delivery.lasts(name, step)
             elif name in self.alarmed and name in self._alert_on:
@@ -229,7 +233,7 @@ class StepTimeJudge:
         for alarm in self.rules.update(record.step, rows, ranks=ranks, planned=planned):
             rank = self._rank if alarm.rank is None else alarm.rank
             alert = Alert(step=record.step, source=alarm.source, reason=alarm.reason, rank=rank)
-            self._delivery.raise_alert(alert)
+            self._delivery.deliver(alert)
         for source in self.rules.alarmed:
             self._delivery.lasts(source, record.step)
 

@@ -629,7 +629,7 @@ class Monitor:
             self._step_time_judge.judge(awaiting, messages)
             self._finish(awaiting.record)
         for alert in alerts:
-            self._delivery.raise_alert(alert, shared=False)
+            self._delivery.deliver(alert, shared=False)
         self._delivery.report_exchange(self._rank_sync.problem)
 
     def _finish(self, record: Record) -> None:
@@ -640,7 +640,7 @@ class Monitor:
         self.last = record
         if self._log.is_wanted:
             self._log.write(metrics_line(record, self.metric, alarms))
-        self._detector_judge.raise_new_alarms(record.step, alarms)
+        self._detector_judge.alert_new_alarms(record.step, alarms)
         self._delivery.end_episodes(record.step)
         self._delivery.each(lambda action: action.record(record, self))
 

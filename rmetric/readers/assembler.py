@@ -249,6 +249,12 @@ class Assembler:
             and (self._loss_column in cells or self.columns.of_header)
         )
 
+    def _number(self, row: Row, column: str) -> float | None:
+        try:
+            return number(row.cells.get(column))
+        except (ValueError, OverflowError):
+            raise self._bad_cell(row, column) from None
+
     def _state(self, name: str) -> RunState:
         """Of the run that the file calls `name`."""
         if (state := self._states.get(name)) is None:
@@ -305,14 +311,10 @@ class Assembler:
         for column in self._step_columns:
             cell = row.cells.get(column)
             if isinstance(cell, str) and (of_total := _OF_TOTAL.fullmatch(cell.strip())):
-                cell = of_total[1]
+                cell = int(of_total[1])
             if type(cell) is int and -(2**63) < cell < 2**63:
                 return cell
-            try:
-                value = number(cell)
-            except (ValueError, OverflowError):
-                raise self._bad_cell(row, column) from None
-            if value is None:
+            if (value := self._number(row, column)) is None:
                 continue
             if not (isfinite(value) and value == int(value) and abs(value) < 2**63):
                 chosen = self.columns.by_target.get("step")

@@ -34,12 +34,14 @@ def _is_list_of_numbers(head: str) -> bool:
     """True for a list that is one document; a line of text may begin with ``[12, 3]`` too."""
     if _NUMBERS.match(head) is None:
         return False
-    if _OTHER_THAN_NUMBERS.search(head) is None:
-        return True
+    return _OTHER_THAN_NUMBERS.search(head) is None or isinstance(_parsed(head), list)
+
+
+def _parsed(text: str) -> Any:
     try:
-        return isinstance(loads(head), list)
+        return loads(text)
     except ValueError:
-        return False
+        return None
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
@@ -169,13 +171,7 @@ def _matches_trainer_state(head: str) -> bool:
         return False
     # A log of lines may have the history on one of them, as the last of ms-swift's has.
     first = head.lstrip().partition("\n")[0]
-    if '"log_history"' in first:
-        return True
-    try:
-        loads(first)
-    except ValueError:
-        return True
-    return False
+    return '"log_history"' in first or _parsed(first) is None
 
 
 def _stream_trainer_state(source: Source, mapping: Mapping[str, str]) -> Stream:

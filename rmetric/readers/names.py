@@ -95,10 +95,10 @@ TARGETS: dict[str, Target] = {
     "step": Target(
         "step",
         "step global_step_max_steps global_step train_step train_global_step training_step"
-        " trainer_global_step"
-        " global_steps iteration iteration_step train_iteration iter num_updates train_num_updates"
-        " current_steps num_iterations n_iter update batch _step epoch steps iterations iters"
-        " time_total_timesteps total_timesteps num_timesteps total_steps episode",
+        " trainer_global_step global_steps iteration iteration_step train_iteration iter"
+        " num_updates train_num_updates current_steps num_iterations n_iter update batch _step"
+        " epoch steps iterations iters time_total_timesteps total_timesteps num_timesteps"
+        " total_steps episode",
         core=_any_of("step", "iteration", "iterations", "iter", "tick"),
         neutral=_PLACES | _words("global optim optimizer current mean"),
     ),
@@ -197,9 +197,8 @@ TARGETS: dict[str, Target] = {
     ),
     "kl": Target(
         "kl",
-        "kl train_kl actor_kl_loss kl_mean mean_kl kl_div actor_ppo_kl approx_kl"
-        " train_approx_kl losses_approx_kl policy_approxkl_avg ppo_policy_approxkl approxkl"
-        " kl_loss",
+        "kl train_kl actor_kl_loss kl_mean mean_kl kl_div actor_ppo_kl approx_kl train_approx_kl"
+        " losses_approx_kl policy_approxkl_avg ppo_policy_approxkl approxkl kl_loss",
         core=_any_of("kl", "kl mean", "approx kl", "kl divergence"),
         neutral=_PLACES | _words("actor loss losses"),
     ),
@@ -280,8 +279,7 @@ TARGETS: dict[str, Target] = {
         "step_seconds",
         "steps_per_second train_steps_per_second steps_per_sec iterations_per_second"
         " iterations_per_sec iter_per_second iter_per_sec iters_per_sec it_per_sec it_s"
-        " batches_per_second batches_per_sec throughput_batches_per_sec"
-        " train_speed_iter_s",
+        " batches_per_second batches_per_sec throughput_batches_per_sec train_speed_iter_s",
     ),
     "tokens_per_second": Target(
         "tokens",
@@ -310,7 +308,7 @@ PRINTED = {
     " average_loss mean_loss running_loss step_loss batch_loss smooth_loss avr_loss gpt_loss",
     "eval_loss": "val_loss eval_loss valid_loss validation_loss validate_loss avg_val_loss",
     "grad_norm": "grad_norm gnorm gradient_norm global_grad_norm global_norm total_norm grad gn"
-    " norm actor_grad_norm",
+    " grdn norm actor_grad_norm",
     "learning_rate": "lr learning_rate",
     "loss_scale": "loss_scale loss_scaler scale",
     "parameter_norm": "param_norm params_norm parameter_norm weight_norm",

@@ -128,10 +128,7 @@ def _repeats_trainer(file: Path, run: Path, longer: set[Path]) -> bool:
 def _repeats_neighbour(file: Path, beside: set[str]) -> bool:
     if "tfevents" in file.name:
         return "metrics.csv" in beside  # of Lightning
-    is_study = {"results.csv", "summary.json"} <= beside and any(
-        name.endswith(".jsonl") for name in beside
-    )
-    if is_study:
+    if {"results.csv", "summary.json"} <= beside and any(n.endswith(".jsonl") for n in beside):
         return file.name in ("results.csv", "summary.json", "claims.md")
     if beside >= _SCORES:
         return file.name in _SCORES

@@ -15,10 +15,11 @@ from functools import lru_cache
 from math import inf, isfinite
 from typing import Any
 
+from rmetric._util.printed import counted
 from rmetric.readers.columns import POLICY, choose_columns
 from rmetric.readers.names import PRINTED, TARGETS, is_loss, plain_name
 from rmetric.readers.rows import Row
-from rmetric.readers.text_parts import FAR, Clock, FirstRank, Lines, pieces, rank_of, without_date
+from rmetric.readers.text_parts import DATE, FAR, Clock, FirstRank, Lines, pieces, rank_of
 
 NAME = "text with a step and a loss on a line"
 NAME_WITHOUT_STEP = "text with a loss on its lines and no step"
@@ -35,6 +36,8 @@ _ASSIGNMENT = re.compile(r"\s*[\w.]+\s*(?::\s*\w+\s*)?=[^=]*(?:#.*)?$")
 _EVALUATION = re.compile(
     r"(?<![\w/])(?:val|valid|validation|eval|evaluation|evaluating|dev)(?![\w/])", re.I
 )
+#: Names of numbers that differ on a line that all ranks print.
+_OF_A_RANK = re.compile(r"time|sec|eta|speed|dt|_s$|mem|gpu|tps|mfu|flops|rank|device|pid")
 _TEST = re.compile(r"^\W*(?:\w+\W+)?test(?:ing)?(?![\w/])", re.IGNORECASE)
 
 
@@ -50,10 +53,12 @@ def matches(head: str, mapping: Mapping[str, str] | None = None) -> bool:
     return False
 
 
-def rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row]:
+def rows(
+    lines: Lines, mapping: Mapping[str, str] | None = None, place: Place | None = None
+) -> Iterator[Row]:
     """Rows by the names of `TARGETS`; `mapping` (target -> name in the log) goes first."""
     names, known = _names(mapping)
-    place, clock, rank = _Place(), Clock(), FirstRank()
+    place, clock, rank = place or Place(), Clock(), FirstRank()
     for line, text in pieces(lines):
         time = clock.read(text)
         found = taken_apart(text, known)
@@ -61,10 +66,20 @@ def rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row
         step = place.of(Words() if _ASSIGNMENT.match(text) else found, names["step"], cells)
         if step is None or not cells.keys() & {*_JUDGED, "grad_norm"}:
             continue
-        if rank.accepts(rank_of(text), {"step": step, **cells}):
+        others = {n: v for n, v in found.exact.items() if not _OF_A_RANK.search(n)}
+        if rank.accepts(rank_of(text), {**others, "step": step, **cells}):
             if time is not None:
                 cells["time"] = time
             yield Row(line, {"step": step, **cells})
+    if place.left_out:
+        place.notes.append(f"left out: {counted(place.left_out, 'line')} with a loss and no step")
+
+
+def lacks_steps(head: str, mapping: Mapping[str, str]) -> bool:
+    """True if `rows` leaves out most lines with a training loss, because they state no step."""
+    place = Place()
+    found = rows(enumerate(head.splitlines()), mapping, place)
+    return sum("loss" in row.cells for row in found) < place.left_out
 
 
 def is_without_step(head: str) -> bool:
@@ -134,8 +149,7 @@ def stated_step(text: str) -> int | None:
     for values in (found.exact, found.loose):
         steps = (n for n in values if n != "epoch" and (n in target.names or target.means(n)))
         for name in (*names["step"], *steps):
-            step = _whole(values.get(name))
-            if step is not None:
+            if (step := _whole(values.get(name))) is not None:
                 return step
     return None
 
@@ -194,7 +208,7 @@ def _cells(found: Words, names: Names, text: str) -> dict[str, Any]:
     loss = taken["loss"]
     if loss and "train" not in loss and not taken["eval_loss"]:
         # The word for an evaluation may stand elsewhere on the line.
-        plain = without_date(text)
+        plain = DATE.sub(" ", text)
         if _EVALUATION.search(plain):
             taken |= {"loss": None, "eval_loss": loss}
         elif _TEST.search(plain):
@@ -217,7 +231,7 @@ def _taken(found: Words, names: Iterable[str]) -> str | None:
 
 
 @dataclass(slots=True)
-class _Place:
+class Place:
     """Step of a line; an epoch may count its steps from the beginning again."""
 
     last: int | None = None  # the step of the last line that had one
@@ -229,11 +243,16 @@ class _Place:
     heads: bool = False  # the last line held no loss, and so heads those below it ...
     given: set[str] = field(default_factory=set)  # ... which gave this so far
     counts_steps: bool = False
+    begins: dict[float, int] = field(default_factory=dict)  # epoch -> offset
+    left_out: int = 0  # lines with a training loss and no step
+    notes: list[str] = field(default_factory=list)
 
     def of(self, found: Words, names: Iterable[str], cells: dict[str, Any]) -> int | None:
         raw, total, alone = _step(found, names)
         epoch, losses = found.get("epoch"), cells.keys() & _JUDGED
         self.now = self.now if epoch is None else epoch
+        if losses == {"eval_loss"} and self.total and total not in (None, self.total):
+            raw = None  # it counts its own batches
         if raw is not None:
             self.counts_steps = self.counts_steps or bool(losses)
         elif not self.counts_steps:
@@ -242,6 +261,9 @@ class _Place:
             return self._below(cells)
         if self.now > self.epoch and (raw < self.raw or (raw == self.raw and "loss" in cells)):
             self.offset += self.total or self.raw
+            self.begins[self.now] = self.offset
+        elif epoch is not None and epoch < self.epoch:
+            self.offset = self.begins.get(epoch, 0)
         self.raw, self.total, self.epoch = raw, total or self.total, self.now
         self.last, self.heads, self.given = raw + self.offset, not losses, set()
         return self.last
@@ -249,7 +271,7 @@ class _Place:
     def _below(self, cells: dict[str, Any]) -> int | None:
         """Of a line without a step: the heading's, or for an evaluation the last one."""
         for target in self.given if self.heads else {"loss", "grad_norm"}:
-            cells.pop(target, None)
+            self.left_out += cells.pop(target, None) is not None and target == "loss"
         self.given |= cells.keys()
         return self.last
 
@@ -266,9 +288,7 @@ def _step(found: Words, names: Iterable[str]) -> tuple[int | None, int | None, b
 
 
 def _whole(value: float | None) -> int | None:
-    if value is None or not 0 <= value < FAR or value != int(value):
-        return None
-    return int(value)
+    return int(value) if value is not None and 0 <= value < FAR and value == int(value) else None
 
 
 _NUMBER = re.compile(
@@ -319,7 +339,7 @@ class Words:
 
 def taken_apart(text: str, known: frozenset[str]) -> Words:
     """The numbers of `text` by name; `known` are the names looked for in longer phrases."""
-    text = _DICT_OF_ONE.sub("=", without_date(text)).replace("'", "").replace('"', "")
+    text = _DICT_OF_ONE.sub("=", DATE.sub(" ", text)).replace("'", "").replace('"', "")
     text = _OF_A_SPLIT.sub(r"\2 \1", text)
     line, end = Words(), 0
     for number in _NUMBER.finditer(text):

@@ -21,7 +21,7 @@ _LEADING = re.compile(
     re.IGNORECASE,
 )
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
-_DATE = re.compile(r"\d{4}[-/]\d\d[-/]\d\d[T ]+\d\d:\d\d:\d\d(?:[.,]\d+)?")
+DATE = re.compile(r"\d{4}[-/]\d\d[-/]\d\d[T ]+\d\d:\d\d:\d\d(?:[.,]\d+)?")
 _RANK = re.compile(r"\s*\[?(?:rank|default|trainer|worker)[ _]?(\d+)[^\]:]*\]?:?", re.IGNORECASE)
 
 
@@ -120,7 +120,7 @@ class Clock:
         self._first: datetime | None = None
 
     def read(self, text: str) -> float | None:
-        found = _DATE.search(text)
+        found = DATE.search(text)
         if found is None:
             return None
         plain = found[0].replace("/", "-").replace(",", ".").replace("T", " ")
@@ -131,10 +131,6 @@ class Clock:
             return None
         self._first = self._first or now
         return (now - self._first).total_seconds()
-
-
-def without_date(text: str) -> str:
-    return _DATE.sub(" ", text)
 
 
 def rank_of(text: str) -> str | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from rmetric._util.strict_json import loads
 from rmetric.readers.columns import MEMORY, POLICY, SPEED, WITH_UNIT, columns_among
-from rmetric.readers.names import unit
+from rmetric.readers.names import TARGETS, unit
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import (
     FAR,
@@ -29,38 +30,74 @@ _PAIR = re.compile(r"['\"]([^'\"]+)['\"]\s*:\s*(?:['\"]([^'\"]*)['\"]|(?:\w+\()?
 _BAR = re.compile(r"(?:^|\})\s*\d+%\|[^|]*\|\s*(\d{1,18})/(\d{1,18})\s\[")
 _READ = ("loss", "eval_loss", "grad_norm", "learning_rate")
 _STEPS = ("step", "global_step", "global_step/max_steps")
+#: Entries without a step that are held at most.
+_MOST_HELD = 4096
 
 
 class _TrainerSteps:
-    """Step of the next entry: its own, else that of the training's progress bar, else counted."""
+    """Gives entries their steps: their own, else by the training's progress bar, else counted.
+
+    A pipe holds entries back while the bar goes on: of several behind one bar the last is at its
+    step, or shortly before. An evaluation has the step of the entry before it.
+    """
 
     def __init__(self) -> None:
-        self.step, self._interval, self._done = 0, 1, 0
-        self._total = ""
+        self._step, self._interval, self._done, self._total, self._begun = 0, 1, 0, 0, False
+        self._epoch = 0.0
+        self._held: list[tuple[int, Cells, float | None]] = []  # with the epoch of a training's
 
-    def see(self, text: str) -> None:
+    def see(self, text: str) -> Iterator[Row]:
+        """Take the bars of a line; returns the entries that stood behind the last one."""
         for done, total in _BAR.findall(text):
             # An evaluation has a bar too, to another number; the training's is the one
             # that stood before the first entry.
-            if self._total in ("", total):
-                self._done, self._last_total = int(done), total
+            if not self._begun or int(total) == self._total:
+                yield from self.release()
+                self._done, self._total = int(done), int(total)
 
-    def next(self, stated: str | None) -> int:
-        if (value := whole(stated)) is not None:
-            self.step = value
-        elif self._done > self.step:
-            self._interval, self._total = self._done - self.step, self._last_total
-            self.step = self._done
-        else:  # no bar, or one that lags behind
-            self.step += self._interval
-        return self.step
+    def take(self, line: int, values: dict[str, str], cells: Cells) -> Iterator[Row]:
+        """Take an entry, of which some lack a loss; returns those whose step is known now."""
+        epoch = number_in(values.get("epoch")) or 0.0
+        self._epoch = max(self._epoch, epoch)
+        if not cells.keys() & {"loss", "eval_loss", "reward"}:
+            return
+        stated = whole(next((values[name] for name in _STEPS if name in values), None))
+        is_counted = "eval_loss" not in cells or "loss" in cells
+        if stated is not None and is_counted:
+            yield from self.release()
+            self._step, is_counted = stated, False
+        self._begun = self._begun or (is_counted and self._total > 0)
+        self._held.append((line, cells, epoch if is_counted else None))
+        if stated is not None or self._done <= self._step or len(self._held) == _MOST_HELD:
+            yield from self.release()
+
+    def release(self) -> Iterator[Row]:
+        steps = iter(self._steps([epoch for *_, epoch in self._held if epoch is not None]))
+        for line, cells, epoch in self._held:
+            self._step = self._step if epoch is None else next(steps)
+            yield row(line, self._step, cells)
+        self._held = []
+
+    def _steps(self, epochs: list[float]) -> list[int]:
+        """Steps of entries behind one bar, by their epochs or as far apart as those before."""
+        number, ahead = len(epochs), self._done - self._step
+        goes_on = number > 1 and 0 <= ahead - number * self._interval < self._interval
+        if 0 < number <= ahead and not goes_on:  # else there is no bar, or one that lags behind
+            self._interval = ahead // number
+            exact = [round(self._done * epoch / (self._epoch or 1.0)) for epoch in epochs]
+            gaps = [b - a for a, b in pairwise([self._step, *exact])]
+            # Epochs with few decimals are further from the truth than equal distances.
+            if number > 1 and 0 < 2 * min(gaps) < self._interval:
+                return exact
+        even = (self._step + self._interval * n for n in range(1, number + 1))
+        return [min(step, self._total or step) for step in even]
 
 
 def _trainer_rows(lines: Lines) -> Iterator[Row]:
     """The closing mean ``train_loss`` is no step's loss and is left out."""
     steps = _TrainerSteps()
     for line, text in pieces(lines):
-        steps.see(text)
+        yield from steps.see(text)
         for found in _DICT.finditer(text):
             values = {name: quoted or bare for name, quoted, bare in _PAIR.findall(found[0])}
             columns = columns_among(tuple(values), (*POLICY, *MEMORY, *SPEED))
@@ -69,10 +106,8 @@ def _trainer_rows(lines: Lines) -> Iterator[Row]:
             put(cells, **{t: values[c] for t, c in columns.items()})
             for target in cells.keys() & set(WITH_UNIT):
                 cells[target] *= unit(columns[target])
-            if cells.keys() & {"loss", "eval_loss", "reward"}:
-                stated = next((values[name] for name in _STEPS if name in values), None)
-                evaluated = "eval_loss" in cells and "loss" not in cells
-                yield row(line, steps.step if evaluated else steps.next(stated), cells)
+            yield from steps.take(line, values, cells)
+    yield from steps.release()
 
 
 def _trainer_notes(head: str) -> list[str]:
@@ -80,7 +115,7 @@ def _trainer_notes(head: str) -> list[str]:
         return []
     return [
         "the Trainer prints no step: it is the progress bar's where one stands before the entry, "
-        "otherwise the entries are counted from 1"
+        "to which several behind one bar are spread, otherwise the entries are counted from 1"
     ]
 
 
@@ -137,10 +172,7 @@ def _fairseq_entry(text: str) -> tuple[str, dict[str, str]]:
     values: dict[str, Any]
     if found := _JSON.search(text):
         kind = "valid" if found[1].startswith("valid") else found[1]
-        try:
-            values = loads(found[2])
-        except ValueError:
-            return kind, {}
+        values = _object_in(found[2])
     elif found := _INNER.search(text):
         # Older lines count updates nowhere but in the epoch.
         updates = (int(found[1]) - 1) * int(found[3]) + int(found[2])
@@ -168,12 +200,6 @@ FAIRSEQ = TextFormat(
 
 _MLLOG = re.compile(r":::MLLOG\s*\{")
 _COUNTERS = ("step_num", "step", "samples_count", "sample_count", "epoch_num", "epoch_count")
-_MLPERF_NAMES = {
-    "loss": ("train_loss", "reduced_train_loss", "loss", "lm_loss"),
-    "eval_loss": ("eval_loss", "val_loss", "validation_loss"),
-    "grad_norm": ("grad_norm", "gradient_norm"),
-    "learning_rate": ("lr", "learning_rate"),
-}
 _DECODER = json.JSONDecoder()
 _LANGUAGE = re.compile(r"gpt|llama|mixtral|mixture|deepseek", re.IGNORECASE)
 
@@ -184,46 +210,38 @@ def _mlperf_rows(lines: Lines) -> Iterator[Row]:
     What a language model's benchmark calls ``eval_accuracy`` is its validation loss; other
     benchmarks' accuracies are not read.
     """
-    names, begun = _MLPERF_NAMES, None
+    names, begun = {target: TARGETS[target].names for target in _READ}, None
     for line, text in pieces(lines):
-        entry = _mlperf_entry(text)
-        key, value, time = entry.get("key"), entry.get("value"), _number(entry.get("time_ms"))
+        found = _MLLOG.search(text)
+        entry = _object_in(text[found.end() - 1 :]) if found else {}
+        key, value = entry.get("key"), entry.get("value")
+        time = number_in(str(entry.get("time_ms")))
         if key == "submission_benchmark" and _LANGUAGE.search(str(value)):
             names = {**names, "eval_loss": (*names["eval_loss"], "eval_accuracy")}
         if time is not None and (begun is None or key == "run_start"):
             begun = time
         stats = value if isinstance(value, dict) else {str(key): value}
         cells: Cells = {}
-        for target, known in names.items():
-            found = (_number(stats.get(name)) for name in known)
-            put(cells, **{target: next((cell for cell in found if cell is not None), None)})
-        step = _mlperf_step(entry.get("metadata"))
-        if step is not None and cells.keys() & {"loss", "eval_loss"}:
+        put(cells, **{target: _first_of(stats, known) for target, known in names.items()})
+        step = _first_of(entry.get("metadata"), _COUNTERS)
+        if step is not None and 0 <= step < FAR and cells.keys() & {"loss", "eval_loss"}:
             put(cells, time=None if time is None or begun is None else (time - begun) / 1000)
-            yield row(line, step, cells)
+            yield row(line, int(step), cells)
 
 
-def _mlperf_entry(text: str) -> dict[str, Any]:
-    """The object on the line; empty for any other line, and for one that is cut off."""
-    found = _MLLOG.search(text)
-    if found is None:
-        return {}
+def _object_in(text: str) -> dict[str, Any]:
+    """The object that `text` begins with; empty for none, and for one that is cut off."""
     try:
-        entry, _ = loads(text[found.end() - 1 :], _DECODER.raw_decode)
+        entry, _ = loads(text, _DECODER.raw_decode)
     except ValueError:
         return {}
     return entry if isinstance(entry, dict) else {}
 
 
-def _mlperf_step(metadata: Any) -> int | None:
-    counts = (_number(metadata.get(n)) for n in _COUNTERS) if isinstance(metadata, dict) else ()
-    return next((int(n) for n in counts if n is not None and 0 <= n < FAR), None)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    return number_in(value) if isinstance(value, str) else float(value)
+def _first_of(values: Any, names: Iterable[str]) -> float | None:
+    """The first number among the values of these names."""
+    numbers = (number_in(str(values.get(n))) for n in names) if isinstance(values, dict) else ()
+    return next((number for number in numbers if number is not None), None)
 
 
 MLPERF = TextFormat(
@@ -251,8 +269,7 @@ def _stable_baselines3_rows(lines: Lines) -> Iterator[Row]:
         elif _RULE.match(text):
             if (step := whole(values.get("time/total_timesteps"))) is not None:
                 cells: Cells = {}
-                for target in ("loss", "learning_rate"):
-                    put(cells, **{target: values.get(f"train/{target}")})
+                put(cells, **{t: values.get(f"train/{t}") for t in ("loss", "learning_rate")})
                 columns = columns_among(tuple(values), POLICY)
                 put(cells, **{t: values[c] for t, c in columns.items()})
                 yield row(line, step, cells)

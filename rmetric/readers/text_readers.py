@@ -35,29 +35,25 @@ def as_reader(text: TextFormat) -> Reader:
             notes.append("--map is not needed for this format and was not used")
         return stream_rows(source, columns, text.rows(whole_lines(source, notes)), notes)
 
-    def matches(head: str) -> bool:
-        return text.mark.search(without_colours(head)) is not None
-
-    return Reader(text.name, matches, stream, follows=True)
+    return Reader(
+        text.name, lambda head: bool(text.mark.search(without_colours(head))), stream, follows=True
+    )
 
 
 def _stream_pairs(source: Source, mapping: Mapping[str, str]) -> Stream:
     """The records by `text_pairs`, which follows --map and notes what it guessed."""
     head = without_colours(source.head.decode("utf-8", "replace"))
     notes, mapping = text_pairs.guessed(head, mapping)
-    rows = text_pairs.rows(whole_lines(source, notes), mapping)
+    if text_pairs.lacks_steps(head, mapping):
+        return _stream_without_step(source, mapping)
+    rows = text_pairs.rows(whole_lines(source, notes), mapping, text_pairs.Place(notes=notes))
     return stream_rows(source, named_by_target(), rows, notes)
 
 
 def _stream_without_step(source: Source, mapping: Mapping[str, str]) -> Stream:
-    notes = ["no step is stated: the lines with a training loss are counted from 0"]
+    notes = ["no step is stated, or on few lines: those with a training loss are counted from 0"]
     rows = text_pairs.counted_rows(whole_lines(source, notes), mapping)
     return stream_rows(source, named_by_target(), rows, notes)
-
-
-def _stream_mapped(source: Source, mapping: Mapping[str, str]) -> Stream:
-    has_steps = text_pairs.matches(without_colours(source.head_text()), mapping)
-    return (_stream_pairs if has_steps else _stream_without_step)(source, mapping)
 
 
 def whole_lines(source: Source, notes: list[str]) -> Iterator[tuple[int, str]]:
@@ -98,7 +94,7 @@ WITHOUT_STEP = Reader(
 )
 #: Of any text, where --map names the loss: without a name any number may be one.
 MAPPED = Reader(
-    "text with name=value (needs --map loss=NAME)", lambda head: False, _stream_mapped, True
+    "text with name=value (needs --map loss=NAME)", lambda head: False, _stream_pairs, True
 )
 #: It knows no loss: whatever else is in the file goes first.
 WITHOUT_LOSS = LAST_READERS[-1]

@@ -40,26 +40,26 @@ def _cells(name: str, found: Comparison) -> tuple[str, ...]:
 
 def as_markdown(reference: str, found: Mapping[str, Comparison]) -> str:
     """A heading, the table and the verdicts: for the summary of a job."""
-    rows = [_HEAD, ["---"] * len(_HEAD), *(_cells(name, each) for name, each in found.items())]
+    rows = [_HEAD, ["---"] * len(_HEAD), *(_cells(name, result) for name, result in found.items())]
     table = "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in rows)
-    lines = "\n".join(f"- {name}: {each.text}" for name, each in found.items())
+    lines = "\n".join(f"- {name}: {result.text}" for name, result in found.items())
     parts = filter(None, [f"## Compared with {reference}", table, lines, note(found)])
     return "\n\n".join(parts) + "\n"
 
 
 def _junit(reference: str, found: Mapping[str, Comparison]) -> bytes:
     """A test case for each candidate; worse is a failure, cannot tell an error."""
-    kinds = [each.kind for each in found.values()]
+    kinds = [result.kind for result in found.values()]
     suite = ElementTree.Element(
         "testsuite", name=f"rmetric compare {reference}", tests=str(len(kinds)),
         failures=str(kinds.count("worse")), errors=str(kinds.count("cannot_tell")),
     )  # fmt: skip
-    for name, each in found.items():
+    for name, result in found.items():
         case = ElementTree.SubElement(suite, "testcase", classname="rmetric.compare", name=name)
-        tag = {"worse": "failure", "cannot_tell": "error"}.get(each.kind)
+        tag = {"worse": "failure", "cannot_tell": "error"}.get(result.kind)
         if tag:
-            ElementTree.SubElement(case, tag, message=each.text)
-        ElementTree.SubElement(case, "system-out").text = each.text
+            ElementTree.SubElement(case, tag, message=result.text)
+        ElementTree.SubElement(case, "system-out").text = result.text
     return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
@@ -69,10 +69,10 @@ def _plot(reference: str, found: Mapping[str, Comparison]) -> str:
 
     from rmetric.reporting.style import CYCLE, GREY, TEXT_WIDTH, style
 
-    judged = [each for each in found.values() if each.candidate and each.reference]
+    judged = [result for result in found.values() if result.candidate and result.reference]
     if not judged:
         return ""
-    courses = {reference: judged[0].reference} | {n: each.candidate for n, each in found.items()}
+    courses = {reference: judged[0].reference} | {n: side.candidate for n, side in found.items()}
     with style():
         figure = Figure(figsize=(TEXT_WIDTH, 3.2), layout="constrained")
         axes, colours = figure.subplots(), iter([GREY, *CYCLE * len(found)])
@@ -93,13 +93,13 @@ def _plot(reference: str, found: Mapping[str, Comparison]) -> str:
 
 def as_page(reference: str, found: Mapping[str, Comparison]) -> str:
     """One HTML file with the verdicts, the table and the plot."""
-    rows = [_HEAD, *(_cells(name, each) for name, each in found.items())]
+    rows = [_HEAD, *(_cells(name, result) for name, result in found.items())]
     table = "".join(
         "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
         for tag, row in zip(["th", *["td"] * len(found)], rows, strict=True)
     )
     verdicts = "".join(
-        f"<p><b>{escape(name)}</b>: {escape(each.text)}</p>" for name, each in found.items()
+        f"<p><b>{escape(name)}</b>: {escape(result.text)}</p>" for name, result in found.items()
     )
     return _PAGE.format(
         title=f"Compared with {escape(reference)}", verdicts=f"{verdicts}<p>{note(found)}</p>",

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from rmetric.rescue.policy import RescueConfig
 else:
     __getattr__, __dir__ = lazy(
-        __name__,
-        {"rmetric.rescue.action": "Rescue", "rmetric.rescue.policy": "RescueConfig"},
+        __name__, {"rmetric.rescue.action": "Rescue", "rmetric.rescue.policy": "RescueConfig"}
     )
 
 __all__ = ["Rescue", "RescueConfig"]

@@ -101,10 +101,7 @@ def signalled() -> Iterator[threading.Event]:
 
 
 def wait_to_go_on(
-    folder: Path,
-    seconds: float | None,
-    most_of_ranks: Callable[[int], int],
-    woken: threading.Event,
+    folder: Path, seconds: float | None, most_of_ranks: Callable[[int], int], woken: threading.Event
 ) -> str:
     """Wait for SIGUSR1, which sets `woken`, for the file `GO` in the folder, or for the time.
 

@@ -179,9 +179,7 @@ def clear_parts(out: Path, modes: Sequence[str]) -> None:
 
 
 def simulate_logs(
-    specs: Sequence[RunSpec],
-    modes: Sequence[str],
-    config: RMetricConfig,
+    specs: Sequence[RunSpec], modes: Sequence[str], config: RMetricConfig
 ) -> list[tuple[str, str, bytes]]:
     """Simulate runs together; (mode, run id, log) for each mode of each."""
     return [

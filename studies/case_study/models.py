@@ -1,6 +1,6 @@
 """A language model: the recipe by which a device can train it, and how it is loaded.
 
-Nothing that comes with a model is ever run: its own code is not asked for, and
+Nothing that comes with a model is ever run: its own code is not requested, and
 pickled weights, which can hold code, are not loaded.
 """
 
@@ -99,7 +99,7 @@ class Recipe:
 
 
 class Plan(NamedTuple):
-    """A recipe, why none that asks for more was taken, and bytes of memory by purpose."""
+    """A recipe, why none that needs more was taken, and bytes of memory by purpose."""
 
     recipe: Recipe
     reason: str
@@ -208,7 +208,7 @@ SAFE: dict[str, Any] = dict(trust_remote_code=False)
 
 
 def quiet() -> None:
-    """Of what the libraries say, leave out all that no user of the case study can change."""
+    """Of what the libraries log, leave out all that no user of the case study can change."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()

@@ -131,10 +131,9 @@ def _plot_losses(axes: Axes, scored: ScoredRun, shown: Sequence[ScoredRun]) -> N
         axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=20))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")  # 0.5 and 1000 instead of powers of ten
-    most = max(positive(scored), default=0.0)
-    if most > high:
-        place: dict[str, Any] = dict(transform=axes.transAxes, ha="right", va="top")
-        axes.text(0.98, 0.97, f"up to {most:,.0f}", **place, **TEXT)
+    if (most := max(positive(scored), default=0.0)) > high:
+        at: dict[str, Any] = dict(transform=axes.transAxes, ha="right", va="top")
+        axes.text(0.98, 0.97, f"up to {most:,.0f}", bbox=dict(fc="w", lw=0, pad=1), **at, **TEXT)
 
 
 def _plot_score(

@@ -103,7 +103,7 @@ class NoHardware:
 def hardware_of(device: str) -> tuple[Hardware | None, str]:
     """The source of hardware events, and what it is in words.
 
-    None where there is a GPU that cannot be asked: then nothing is logged of it.
+    None where there is a GPU that cannot be read: then nothing is logged of it.
     """
     if device == "cpu":
         return NoHardware(), "no GPU: no hardware events, λ is 0"
@@ -217,9 +217,9 @@ def judgement(scored: ScoredRun, found: Any) -> dict[str, Any]:
             for phase, (low, high) in phases.items()
         },
     }
-    for protocol, said in (verdicts(scored, found) or {}).items():
-        lead = said["lead_steps"]
-        judged[protocol] = said | {"lead_minutes": lead if lead is None else lead * seconds / 60}
+    for protocol, entry in (verdicts(scored, found) or {}).items():
+        lead = entry["lead_steps"]
+        judged[protocol] = entry | {"lead_minutes": lead if lead is None else lead * seconds / 60}
     return judged
 
 

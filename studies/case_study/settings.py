@@ -195,11 +195,11 @@ FAULTS: dict[str, Fault] = {
 }  # fmt: skip
 
 
-def faults_of(asked: str, onset: int, duration: int | None = None) -> list[Fault]:
+def faults_of(text: str, onset: int, duration: int | None = None) -> list[Fault]:
     """The faults NAME[:SEVERITY],... in their order; without `duration` each has its own."""
     found: dict[str, Fault] = {}
-    for one in map(str.strip, asked.split(",")):
-        name, _, own = one.partition(":")
+    for item in map(str.strip, text.split(",")):
+        name, _, own = item.partition(":")
         if name not in FAULTS:
             raise CaseStudyError(f"--fault {name}: known are {', '.join(FAULTS)}, in any case")
         kind, (low, high) = FAULTS[name], FAULTS[name].limits
@@ -209,12 +209,12 @@ def faults_of(asked: str, onset: int, duration: int | None = None) -> list[Fault
             severity = nan
         if not (low <= severity <= high and severity < inf):
             raise CaseStudyError(
-                f"--fault {one}: the severity of {name} ({kind.unit}) must be a number "
+                f"--fault {item}: the severity of {name} ({kind.unit}) must be a number "
                 f"from {low:g} to {high:g}, as in {name}:{kind.severity:g}"
             )
         fault = replace(kind, severity=severity, onset=onset, duration=duration or kind.duration)
         if fault.label in found:
-            raise CaseStudyError(f"--fault {asked}: {fault.label} is in it twice")
+            raise CaseStudyError(f"--fault {text}: {fault.label} is in it twice")
         found[fault.label] = fault
     return list(found.values())
 
@@ -250,10 +250,10 @@ def parse_arguments(argv: list[str] | None, description: str | None) -> argparse
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    names = {one.name for one in fields(Settings)} & vars(arguments).keys()
-    asked: dict[str, Any] = {n: v for n in names if (v := getattr(arguments, n)) is not None}
+    names = {field.name for field in fields(Settings)} & vars(arguments).keys()
+    given: dict[str, Any] = {n: v for n in names if (v := getattr(arguments, n)) is not None}
     if arguments.tiny:
-        asked = SMALL | asked
+        given = SMALL | given
     elif arguments.random_weights and arguments.model is None:
-        asked = {"model": QWEN_3B, "dataset": BUNDLED} | asked
-    return Settings(**asked)
+        given = {"model": QWEN_3B, "dataset": BUNDLED} | given
+    return Settings(**given)

@@ -168,7 +168,7 @@ def page(table: Table) -> str:
     """Text of docs/claims.md."""
     parts = [INTRODUCTION]
     for source in dict.fromkeys(claim.source for claim in table.claims if claim.listed):
-        commands = "`, then `".join(f"python {one}" for one in source.commands)
+        commands = "`, then `".join(f"python {command}" for command in source.commands)
         again = "recomputed by `verify`" if source.recomputed else "not recomputed by `verify`"
         note = f" {source.note[0].upper()}{source.note[1:]}." if source.note else ""
         parts += [
@@ -178,7 +178,7 @@ def page(table: Table) -> str:
             "| Statement | Value | Tolerance | Where |",
             "| --- | --- | ---: | --- |",
         ]
-        for claim in (one for one in table.claims if one.listed and one.source == source):
+        for claim in (entry for entry in table.claims if entry.listed and entry.source == source):
             places = ", ".join(_link(document) for document in claim.documents)
             text = claim.text.replace("|", "\\|").replace("{}", "…")
             values = ", ".join(claim.shown(claim.committed()))

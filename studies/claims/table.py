@@ -63,15 +63,15 @@ class Claim:
 
     def read(self, folder: Path) -> list[float]:
         """Values in a folder of results; raises ValueError if it lacks one of them."""
-        return [_value(one, folder) for one in self.values]
+        return [_value(value, folder) for value in self.values]
 
     def shown(self, numbers: Sequence[float]) -> list[str]:
         """The numbers as the documents write them."""
-        return [_shown(n, one) for n, one in zip(numbers, self.values, strict=True)]
+        return [_shown(n, value) for n, value in zip(numbers, self.values, strict=True)]
 
     def stated(self, document: str) -> list[str]:
         """The numbers in a document; raises ValueError unless it has the statement once."""
-        found = [one.groups() for one in pattern(self.text).finditer(flat(document))]
+        found = [match.groups() for match in pattern(self.text).finditer(flat(document))]
         if len(set(found)) != 1:
             raise ValueError(f"{self.text!r} stands {len(found)} times")
         return list(found[0])
@@ -90,28 +90,28 @@ def load(path: Path = TABLE) -> Table:
     """Read claims.yaml; raises ValueError for an unknown source, and for a name used twice."""
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
     sources = {
-        name: Source(name=name, **{**one, "commands": tuple(one["commands"])})
-        for name, one in given["sources"].items()
+        name: Source(name=name, **{**row, "commands": tuple(row["commands"])})
+        for name, row in given["sources"].items()
     }
     claims = []
-    for one in given["claims"]:
-        if one["source"] not in sources:
-            raise ValueError(f"{path}: {one['id']} has the source {one['source']!r}, not defined")
+    for row in given["claims"]:
+        if row["source"] not in sources:
+            raise ValueError(f"{path}: {row['id']} has the source {row['source']!r}, not defined")
         claims.append(
             Claim(
-                name=one["id"],
-                documents=tuple(one["in"]),
-                source=sources[one["source"]],
-                text=one["text"],
-                values=tuple(one["values"]),
-                tolerance=float(one["tolerance"]),
-                listed=one.get("listed", True),
+                name=row["id"],
+                documents=tuple(row["in"]),
+                source=sources[row["source"]],
+                text=row["text"],
+                values=tuple(row["values"]),
+                tolerance=float(row["tolerance"]),
+                listed=row.get("listed", True),
             )
         )
     names = [claim.name for claim in claims]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: two claims are named {sorted(twice)}")
-    elsewhere = {one["text"]: one["test"] for one in given["elsewhere"]}
+    elsewhere = {row["text"]: row["test"] for row in given["elsewhere"]}
     return Table(tuple(claims), elsewhere, tuple(given["no_results"]))
 
 
@@ -133,15 +133,15 @@ def uncovered(document: str, table: Table) -> list[str]:
     text = flat(text)
     statements = [claim.text for claim in table.claims]
     known = [
-        one.span()
+        match.span()
         for statement in (*statements, *table.elsewhere, *table.no_results)
-        for one in pattern(statement).finditer(text)
+        for match in pattern(statement).finditer(text)
     ]
     text_without_code = re.sub(r"`[^`]*`", lambda code: " " * len(code[0]), text)
     return [
-        text[max(0, one.start() - 30) : one.end() + 20]
-        for one in re.finditer(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?", text_without_code)
-        if not any(low <= one.start() and one.end() <= high for low, high in known)
+        text[max(0, match.start() - 30) : match.end() + 20]
+        for match in re.finditer(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?", text_without_code)
+        if not any(low <= match.start() and match.end() <= high for low, high in known)
     ]
 
 
@@ -154,11 +154,11 @@ def _value(value: Any, folder: Path) -> float:
     if isinstance(value, str):
         return _cell(value.rsplit(" : ", 1)[0], folder)
     if "minus" in value:
-        more, less = (_cell(one, folder) for one in value["minus"])
+        more, less = (_cell(cell, folder) for cell in value["minus"])
         return more - less
     if "ceiling" in value:
         return math.ceil(_cell(value["ceiling"][0], folder))
-    return value.get("times", 1) * sum(_cell(one, folder) for one in value["sum"])
+    return value.get("times", 1) * sum(_cell(cell, folder) for cell in value["sum"])
 
 
 def _cell(place: str, folder: Path) -> float:
@@ -178,7 +178,7 @@ def _cell(place: str, folder: Path) -> float:
 
 
 def _of_csv(path: Path, where: str, column: str) -> str:
-    wanted = dict(one.split("=", 1) for one in where.split(" & "))
+    wanted = dict(term.split("=", 1) for term in where.split(" & "))
     with open(path, encoding="utf-8", newline="") as file:
         rows = [
             row for row in csv.DictReader(file) if all(row.get(k) == v for k, v in wanted.items())

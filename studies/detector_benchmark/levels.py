@@ -51,10 +51,10 @@ def table(found: dict[str, Counter[str]]) -> Table:
     total = sum(found.values(), Counter[str]())
     rows: list[tuple[Cell, ...]] = [
         # The last is the largest rate that gives so few alarms in one of twenty samples.
-        (name, one["runs"], one["records"], one["watches"],
-         round(one["records"] / one["watches"]) if one["watches"] else None,
-         one["alarms"], round(one["records"] / poisson_limit(one["alarms"])))
-        for name, one in {**found, "all": total}.items()
+        (name, counts["runs"], counts["records"], counts["watches"],
+         round(counts["records"] / counts["watches"]) if counts["watches"] else None,
+         counts["alarms"], round(counts["records"] / poisson_limit(counts["alarms"])))
+        for name, counts in {**found, "all": total}.items()
     ]  # fmt: skip
     return Table(
         "levels",

@@ -21,7 +21,7 @@ from rmetric.records import Record
 LEVELS = {"PASS": 0.0, "WARN": 1.0, "FAIL": 2.0}
 #: Losses before trainproof's own `watch` gives a first verdict.
 LEAST = 10
-#: A verdict reads the whole log again, so it is asked for every STRIDE records, and in
+#: A verdict reads the whole log again, so it is computed every STRIDE records, and in
 #: long runs after every such part of the log: then a record costs the same at any length.
 STRIDE, PART = 10, 50
 SEVERITIES = {"info": 0.0, "warning": 1.0, "critical": 2.0}
@@ -97,8 +97,8 @@ class TrainProof:
             return
         self.score = LEVELS.get(report["verdict"], nan)
         fails = [found for found in report["findings"] if found["level"] == "FAIL"]
-        told = "; ".join(f"{found['message']} ({found['evidence']})" for found in fails)
-        self.reason = f"trainproof: {told}" if self.alarm else ""
+        message = "; ".join(f"{found['message']} ({found['evidence']})" for found in fails)
+        self.reason = f"trainproof: {message}" if self.alarm else ""
 
 
 class TrainPulse:
@@ -145,8 +145,8 @@ class TrainPulse:
             if alert.detector != NOT_COUNTED
         ]
         self.score = max((SEVERITIES[alert.severity.value] for alert in alerts), default=0.0)
-        told = "; ".join(alert.message for alert in alerts)
-        self.reason = f"trainpulse: {told}" if self.alarm else ""
+        message = "; ".join(alert.message for alert in alerts)
+        self.reason = f"trainpulse: {message}" if self.alarm else ""
         return self
 
 

@@ -91,16 +91,16 @@ def measured(data: DataSet, *, num_processes: int = 1) -> dict[str, dict[str, An
     cases = data.cases
     grouped = partial(estimate, num_runs=len(cases), groups_R=cases.groups)
 
-    def row(one: Judged, other: Judged) -> dict[str, Any]:
-        alarmed = np.isfinite(one.alerts.first)
+    def row(judged: Judged, reference: Judged) -> dict[str, Any]:
+        alarmed = np.isfinite(judged.alerts.first)
         return {
-            "f1": grouped(partial(f1, one.neutral)),
-            "f1_strict": grouped(partial(f1, one.strict)),
+            "f1": grouped(partial(f1, judged.neutral)),
+            "f1_strict": grouped(partial(f1, judged.strict)),
             "minus_reference": None
-            if one is other
-            else grouped(lambda counts: f1(one.neutral, counts) - f1(other.neutral, counts)),
+            if judged is reference
+            else grouped(lambda counts: f1(judged.neutral, counts) - f1(reference.neutral, counts)),
             **{kind: int((cases.of_kind(kind) & alarmed).sum()) for kind in ("benign", "control")},
-            "hits": int(one.neutral.hit.sum()),
+            "hits": int(judged.neutral.hit.sum()),
         }
 
     rows: dict[str, dict[str, Any]] = {}
@@ -108,7 +108,7 @@ def measured(data: DataSet, *, num_processes: int = 1) -> dict[str, dict[str, An
         runs = [seen_as(run, keep, every) for run in data.runs]
         traces = trace_detectors(DETECTORS, runs, num_processes=num_processes)
         seen = {name: Judged.of(cases, found) for name, found in traces.items()}
-        rows[title] = {name: row(one, seen[REFERENCE]) for name, one in seen.items()}
+        rows[title] = {name: row(judged, seen[REFERENCE]) for name, judged in seen.items()}
     return rows
 
 

@@ -95,8 +95,8 @@ def judge_written(options: argparse.Namespace) -> None:
     with opened(options.sets) as cases:
         print(f"written: {len(cases)} jobs", file=sys.stderr)
         jobs = mapped(score, cases, processes=options.jobs)
-    judged, looked = {job.set for job in jobs}, {one.name for one in written_sets().values()
-                                                 if one.commit}  # fmt: skip
+    judged, looked = {job.set for job in jobs}, {entry.name for entry in written_sets().values()
+                                                 if entry.commit}  # fmt: skip
     for name, new in ((WRITTEN, judged), (FIRST_LOOKS, looked & judged)):
         path = options.out / name
         kept = read_rows(path, WrittenScores)

@@ -49,47 +49,47 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sure: bool | None = None
 
 
-def of_diagnosis(case: Case, read: Read, said: Diagnosis) -> Answer:
+def of_diagnosis(case: Case, read: Read, result: Diagnosis) -> Answer:
     """The scores of a diagnosis."""
     stages = () if case.is_healthy else stages_of(case.stage)
-    places = [(one.file, one.line) for one in said.events]
-    speaks = said.outcome in ("failed", "terminated") or said.cause is not None
+    places = [(event.file, event.line) for event in result.events]
+    speaks = result.outcome in ("failed", "terminated") or result.cause is not None
     return Answer(
         events=_events(case, read, places),
-        ranks=None if case.rank is None else hits(ranks_of(case, said), case.rank),
-        outcome=said.outcome,
-        cause=said.cause,
-        family=said.family,
-        class_right=class_is_right(case.cause_class, said.family) if case.cause_class else None,
-        stage=said.stage,
-        stage_right=said.stage in stages if stages else None,
-        confidence=said.confidence,
-        score=said.score,
-        basis=said.basis,
+        ranks=None if case.rank is None else hits(ranks_of(case, result), case.rank),
+        outcome=result.outcome,
+        cause=result.cause,
+        family=result.family,
+        class_right=class_is_right(case.cause_class, result.family) if case.cause_class else None,
+        stage=result.stage,
+        stage_right=result.stage in stages if stages else None,
+        confidence=result.confidence,
+        score=result.score,
+        basis=result.basis,
         line_right=bool(event_counts(case.labels, places[:1], read.event_of).found)
         if case.labels
         else None,
-        sure=speaks and said.confidence >= SURE,
+        sure=speaks and result.confidence >= SURE,
     )
 
 
-def ranks_of(case: Case, said: Diagnosis) -> Ranking:
+def ranks_of(case: Case, result: Diagnosis) -> Ranking:
     """The ranks that a diagnosis names; a node stands for those of its ranks not named before."""
     out: list[list[int]] = []
     seen: set[int] = set()
-    for one in said.nodes:
-        of_node = [rank for rank, its in case.node_of_rank.items() if its == one.node]
-        new = [one.rank] if one.rank is not None else of_node
+    for suspect in result.nodes:
+        of_node = [rank for rank, node in case.node_of_rank.items() if node == suspect.node]
+        new = [suspect.rank] if suspect.rank is not None else of_node
         new = [rank for rank in new if rank not in seen]
         seen |= set(new)
         out += [list(new)] if new else []
     return out
 
 
-def nodes_of(case: Case, said: Diagnosis) -> Ranking:
+def nodes_of(case: Case, result: Diagnosis) -> Ranking:
     """The nodes that a diagnosis names, or whose ranks it names."""
-    nodes = [one.node or case.node_of_rank.get(-1 if one.rank is None else one.rank)
-             for one in said.nodes]  # fmt: skip
+    nodes = [suspect.node or case.node_of_rank.get(-1 if suspect.rank is None else suspect.rank)
+             for suspect in result.nodes]  # fmt: skip
     return [[node] for node in dict.fromkeys(nodes) if node is not None]
 
 

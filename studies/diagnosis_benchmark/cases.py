@@ -6,7 +6,7 @@ lone file (some are named for the fault) and the first line of the injector's cr
 
 Jobs with injected faults are small worlds of gloo processes that trained and really failed.
 data/injected/SPLIT.tar.xz holds the logs of its jobs below JOB/, and jobs.csv has a row for each
-job. data/injected/README.md says how they were made, and by what rules their lines are labelled.
+job. data/injected/README.md states how they were made, and by what rules their lines are labelled.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from studies.diagnosis_benchmark.cause_meanings import faulty_rank
 from studies.diagnosis_benchmark.csv_rows import read_rows
 
 ROLES = ("cause", "symptom", "echo", "context")
-#: What a job may have come to; a diagnosis may also say "unknown".
+#: What a job may have come to; a diagnosis may also be "unknown".
 OUTCOMES = ("healthy", "failed", "terminated")
 DATA = Path(__file__).parent / "data"
 #: Of real logs, which `LOGS` holds by default.
 REAL = ("development", "held_out")
 MANIFEST, LOGS = DATA / "failure_logs.csv", Path("failure_logs")
 #: Crash logs of an injector, whose first line names what was injected.
-TOLD = "inject__"
+INJECTOR_PREFIX = "inject__"
 #: Kinds of injected faults that builders saw, those that they did not see at first, and those that
 #: came after these had been looked at.
 INJECTED = ("development", "held_out", "blind")
@@ -41,7 +41,7 @@ JOBS = DATA / "injected"
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A line that tells of the failure, from 1, of a file as the diagnosis sees it."""
+    """A line about the failure, from 1, of a file as the diagnosis sees it."""
 
     file: str
     line: int
@@ -116,7 +116,7 @@ def real_jobs(split: str, logs: Path, work: Path, manifest: Path = MANIFEST) -> 
     for case in cases:
         groups[case.group] += [case.folder] if case.is_healthy else []
     return [
-        replace(case, healthy=tuple(one for one in groups[case.group] if one != case.folder))
+        replace(case, healthy=tuple(other for other in groups[case.group] if other != case.folder))
         for case in cases
     ]
 
@@ -133,10 +133,10 @@ def _real_case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folde
         file = PurePosixPath(row["file"])
         lone = f"job.log{'.gz' if file.suffix == '.gz' else ''}"
         name = lone if len(files) == 1 else file.relative_to(common).as_posix()
-        told = file.name.startswith(TOLD)
-        _lay_out(row, logs / file, folder / name, told)
+        names_fault = file.name.startswith(INJECTOR_PREFIX)
+        _lay_out(row, logs / file, folder / name, names_fault)
         found += [
-            Label(file=name, line=int(label["line"]) - told, role=label["role"])
+            Label(file=name, line=int(label["line"]) - names_fault, role=label["role"])
             for label in labels[row["file"]]
         ]
     return Case(
@@ -146,15 +146,15 @@ def _real_case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folde
     )  # fmt: skip
 
 
-def _lay_out(row: Row, source: Path, target: Path, told: bool) -> None:
-    """Copy a file; the first line, which tells the answer where `told`, is cut off."""
+def _lay_out(row: Row, source: Path, target: Path, names_fault: bool) -> None:
+    """Copy a file, where `names_fault` without its first line, which states the answer."""
     if not source.is_file():
         raise ValueError(f"{source} of the manifest is not there; name the logs' folder by --logs")
     content = source.read_bytes()
     plain = gzip.decompress(content) if source.suffix == ".gz" else content
     if hashlib.sha256(plain).hexdigest() != row["sha256"]:
         raise ValueError(f"{source}: its sha256 is not that of the manifest, {row['sha256']}")
-    if told:
+    if names_fault:
         plain = plain.partition(b"\n")[2]
         content = gzip.compress(plain, mtime=0) if source.suffix == ".gz" else plain
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ class InjectedJob:
     def labels(self) -> Iterator[Label]:
         """One for each line, role by role."""
         for role in ROLES:
-            for file, _, spans in (one.partition(":") for one in getattr(self, role).split(";")):
+            for file, _, spans in (item.partition(":") for item in getattr(self, role).split(";")):
                 for first, _, last in (span.partition("-") for span in spans.split(",") if span):
                     for line in range(int(first), int(last or first) + 1):
                         yield Label(file=file, line=line, role=role)
@@ -225,5 +225,5 @@ def _injected_case(row: InjectedJob, rows: list[InjectedJob], work: Path) -> Cas
         node=None if row.rank is None else nodes[row.rank],
         node_of_rank=nodes,
         labels=tuple(sorted(row.labels(), key=lambda label: (label.file, label.line))),
-        healthy=tuple(work / one.job for one in rows if one.group == row.group and not one.judged),
+        healthy=tuple(work / run.job for run in rows if run.group == row.group and not run.judged),
     )

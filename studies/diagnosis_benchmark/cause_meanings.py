@@ -66,7 +66,7 @@ CAUSES: dict[str, tuple[str, str]] = {
 
 def _of(family: str, ids: str) -> tuple[str, ...]:
     """The entries of a family for some patterns of ids."""
-    return tuple(f"{family}/{one}" for one in ids.split())
+    return tuple(f"{family}/{pattern}" for pattern in ids.split())
 
 
 #: Timeouts of collectives: a rank did not take part. The last three were added by the library after
@@ -225,13 +225,13 @@ def verdict(answer: Named, classes: Collection[str]) -> str:
     """How right a named cause is, where these `CLASSES` are: right, partly, unknown or wrong."""
     if answer.cause is None:
         return "unknown"
-    if any(answer.means(CLASSES[one]) for one in classes):
+    if any(answer.means(CLASSES[name]) for name in classes):
         return "right"
     if answer.means(NO_CAUSE):
         return "unknown"
-    groups = {CAUSES[one][0] for one in classes}
-    near = (CLASSES[one] for one, (group, _) in CAUSES.items() if group in groups)
-    if any(answer.means(GROUPS[one]) for one in groups) or any(map(answer.means, near)):
+    groups = {CAUSES[name][0] for name in classes}
+    near = (CLASSES[name] for name, (group, _) in CAUSES.items() if group in groups)
+    if any(answer.means(GROUPS[group]) for group in groups) or any(map(answer.means, near)):
         return "partly"
     return "wrong"
 
@@ -244,7 +244,7 @@ def _is_named(cause: str, family: str, entry: str) -> bool:
 
 def family_of(cause: str, library: SignatureLibrary) -> str:
     """The family of a signature, or of a cause without one."""
-    families = {one.id: one.family for one in inferred_causes().values()}
+    families = {entry.id: entry.family for entry in inferred_causes().values()}
     return families.get(cause) or library[cause].family
 
 

@@ -31,7 +31,7 @@ class CorpusJob:
         files: path within the job's folder -> text.
         healthy: the same of a job that succeeded, which is given beside it.
         attempt: the one that is diagnosed; None for the last.
-        miss: what is said instead, where the diagnosis is known to be wrong; "" else.
+        miss: what is stated instead, where the diagnosis is known to be wrong; "" else.
     """
 
     name: str
@@ -62,10 +62,10 @@ def expanded(files: Mapping[str, str]) -> dict[str, str]:
     """Files with the loops in their names and texts written out."""
     written = {}
     for name, text in files.items():
-        one, loop, times = name.partition(f" {LOOP} ")
+        pattern, loop, times = name.partition(f" {LOOP} ")
         counters = [{times[-1]: at} for at in range(int(times[:-2]))] if loop else [{}]
         for each in counters:
-            (path,) = _lines([one], each)
+            (path,) = _lines([pattern], each)
             written[path] = "\n".join(_lines(text.split("\n"), each))
     return written
 

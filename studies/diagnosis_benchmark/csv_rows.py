@@ -26,10 +26,10 @@ def write_rows(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     known = fields(kind)  # type: ignore[arg-type]
-    writer.writerow([one.name for one in known])
+    writer.writerow([col.name for col in known])
     for row in rows:
-        values = [(one, getattr(row, one.name)) for one in known]
-        writer.writerow(["" if value is None else _of(one)[0](value) for one, value in values])
+        values = [(col, getattr(row, col.name)) for col in known]
+        writer.writerow(["" if value is None else _of(col)[0](value) for col, value in values])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, [out.getvalue().encode()])
 
@@ -46,7 +46,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
         for number, cells in enumerate(csv.DictReader(file), start=2):
             try:
                 known = fields(kind)  # type: ignore[arg-type]
-                out.append(kind(**{one.name: _value(one, cells[one.name]) for one in known}))
+                out.append(kind(**{col.name: _value(col, cells[col.name]) for col in known}))
             except (KeyError, TypeError, ValueError) as error:
                 what = f"no row of {kind.__name__}: {error}"
                 raise ValueError(f"{path}, line {number}: {what}") from None

@@ -72,17 +72,17 @@ def answered(job: WrittenCase, at: int) -> list[tuple[str, bool, bool]]:
         if len(files) < 2 and cut in (without_one, one_alone):
             continue
         try:
-            said = diagnosed(cut(files, np.random.default_rng([at, number])))
+            diagnosis = diagnosed(cut(files, np.random.default_rng([at, number])))
         except LogError:  # nothing is left to read
             continue
-        found.append((name, scored(job, said).right, said.confidence >= SURE))
+        found.append((name, scored(job, diagnosis).right, diagnosis.confidence >= SURE))
     return found
 
 
 def table(jobs: Sequence[WrittenCase], cores: int) -> pd.DataFrame:
     """A row for each cut."""
     each = mapped(answered, jobs, range(len(jobs)), processes=cores)
-    found = pd.DataFrame([one for some in each for one in some], columns=["cut", "right", "sure"])
+    found = pd.DataFrame([row for rows in each for row in rows], columns=["cut", "right", "sure"])
     found["sure and right"] = found["sure"] & found["right"]
     counts = found.groupby("cut").agg(
         **{"Jobs": ("right", "size"), "Right": ("right", "sum"), "Sure": ("sure", "sum"),

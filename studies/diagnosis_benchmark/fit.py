@@ -57,8 +57,8 @@ SHIPPED = Path("rmetric", "diagnosis", "model.json")
 PENALTY = 0.3
 #: Smaller weights are left out.
 MIN_WEIGHT = 0.02
-#: Features of causes that may only speak for one (+1) or against it (-1). Evidence against a rank
-#: never speaks for it.
+#: Features of causes that may only count for one (+1) or against it (-1). Evidence against a rank
+#: never counts for it.
 SIGNED = {"confidence": 1, "planned end": 1, "consequence": -1, "faults": -1}
 FREE = ("a node", "a file", "nobody")
 #: Answers of a kind from a confidence on are sure if so many were right.
@@ -88,9 +88,9 @@ class Labelled:
 
 
 def of_written(job: WrittenCase, found: Weighed) -> Labelled:
-    """A written job, whose author is told by the letter in its name."""
-    told = job.told
-    rank, node = told["rank"], told["node"]
+    """A written job, whose author is known by the letter in its name."""
+    manifest = job.manifest
+    rank, node = manifest["rank"], manifest["node"]
 
     def is_culprit(target: str) -> bool:
         if rank is None and node is None:
@@ -104,7 +104,7 @@ def of_written(job: WrittenCase, found: Weighed) -> Labelled:
     def is_right(cause: str, family: str, stage: str) -> bool:
         if job.case.is_healthy or cause == HEALTHY:
             return job.case.is_healthy and cause == HEALTHY
-        return verdict(Named(cause, family, stage), tuple(told["causes"])) == "right"
+        return verdict(Named(cause, family, stage), tuple(manifest["causes"])) == "right"
 
     return Labelled(
         group=_author(job.set, job.case.name),
@@ -138,10 +138,10 @@ def of_corpus(expected: Mapping[str, Any], topic: str, found: Weighed) -> Labell
     def is_right(id: str, of: str, stage: str) -> bool:
         if healthy or id == HEALTHY:
             return healthy and id == HEALTHY
-        return id in causes or of == family or not told
+        return id in causes or of == family or not stated
 
-    told = bool(causes) or family is not None
-    known = told or healthy or bool(who)  # whom it accuses has failed, whatever the cause
+    stated = bool(causes) or family is not None
+    known = stated or healthy or bool(who)  # whom it accuses has failed, whatever the cause
     return Labelled(
         group=f"tests {topic}",
         found=found,
@@ -207,15 +207,15 @@ class Choices:
         }
 
 
-def causes_of(one: Labelled, weights: Features) -> list[tuple[Features, bool]]:
+def causes_of(job: Labelled, weights: Features) -> list[tuple[Features, bool]]:
     """The features of each hypothesis about a job, and whether it is right."""
-    whole, choices = replace(one.found, model=Model(weights, {}, {}, {})), []
+    whole, choices = replace(job.found, model=Model(weights, {}, {}, {})), []
     for each, _ in whole.hypotheses:
         family = stage = ""
         if each.id != HEALTHY:
             known = each.fault.signature if each.fault else inferred_causes()[each.id]
             family, stage = known.family, whole.stage_of(each)
-        choices.append((each.features, bool(one.is_right and one.is_right(each.id, family, stage))))
+        choices.append((each.features, bool(job.is_right and job.is_right(each.id, family, stage))))
     return choices
 
 
@@ -242,9 +242,9 @@ def shares(looks: Sequence[WrittenScores]) -> tuple[dict[str, Knots], dict[str, 
     from sklearn.isotonic import IsotonicRegression
 
     kinds: dict[str, list[tuple[float, bool]]] = {}
-    for one in looks:
-        if one.states:
-            kinds.setdefault(CALLED.get(one.basis, one.basis), []).append((one.score, one.right))
+    for row in looks:
+        if row.states:
+            kinds.setdefault(CALLED.get(row.basis, row.basis), []).append((row.score, row.right))
     knots: dict[str, Knots] = {}
     sure = {}
     for kind, answers in sorted(kinds.items()):
@@ -256,10 +256,10 @@ def shares(looks: Sequence[WrittenScores]) -> tuple[dict[str, Knots], dict[str, 
             sample_weight=np.r_[np.ones(len(at)), np.full(len(places), PSEUDO_ANSWERS)],
         )
         knots[kind] = [
-            (round(float(one), 3), round(float(value), 3))
-            for one, value in zip(places, fit.predict(places), strict=True)
+            (round(float(place), 3), round(float(value), 3))
+            for place, value in zip(places, fit.predict(places), strict=True)
         ]
-        above = [one for one in places if right[at >= one].mean() >= SURE_SHARE]
+        above = [place for place in places if right[at >= place].mean() >= SURE_SHARE]
         sure[kind] = round(float(min(above, default=1.01)), 3)
     return knots, sure
 
@@ -267,27 +267,27 @@ def shares(looks: Sequence[WrittenScores]) -> tuple[dict[str, Knots], dict[str, 
 def calibrated_by_others(looks: Sequence[WrittenScores]) -> str:
     """How well first looks are calibrated by the shares of those at other authors' jobs."""
     answers = []
-    for author in sorted({_author(one.set, one.job) for one in looks}):
-        known, sure_from = shares([one for one in looks if _author(one.set, one.job) != author])
+    for author in sorted({_author(row.set, row.job) for row in looks}):
+        known, sure_from = shares([row for row in looks if _author(row.set, row.job) != author])
         limit = Model({}, {}, known, sure_from).limit
         answers += [
-            Stated(limit(CALLED.get(one.basis, one.basis), one.score), one.right, author)
-            for one in looks
-            if one.states and _author(one.set, one.job) == author
+            Stated(limit(CALLED.get(row.basis, row.basis), row.score), row.right, author)
+            for row in looks
+            if row.states and _author(row.set, row.job) == author
         ]
-    error, sure = calibration_error(answers), [one for one in answers if one.confidence >= SURE]
+    error, sure = calibration_error(answers), [case for case in answers if case.confidence >= SURE]
     return (
         f"first looks by the shares of other authors: calibration error {error.point:.3f} "
-        f"[{error.low:.3f}, {error.high:.3f}], {sum(one.right for one in sure)} of {len(sure)} "
+        f"[{error.low:.3f}, {error.high:.3f}], {sum(case.right for case in sure)} of {len(sure)} "
         "sure answers are right"
     )
 
 
 def report(jobs: Sequence[Labelled], choices: Choices, what: str) -> str:
     """How many are right first, by the weights fitted to all and to the other groups."""
-    counted = np.array([one.counts for one in jobs])
+    counted = np.array([job.counts for job in jobs])
     every = right_first(choices, choices.fit(np.ones(len(jobs), dtype=bool)))
-    others = left_out(choices, [one.group for one in jobs])[counted]
+    others = left_out(choices, [job.group for job in jobs])[counted]
     return (
         f"{what}: of {counted.sum()} jobs {every[counted].sum()} are right first by the fit to "
         f"all, {others.sum()} by that to the jobs of other authors; of the {(~counted).sum()} that "
@@ -297,17 +297,17 @@ def report(jobs: Sequence[Labelled], choices: Choices, what: str) -> str:
 
 def fitted(jobs: Sequence[Labelled], looks: Sequence[WrittenScores]) -> tuple[Model, list[str]]:
     """The model, and lines that say how good it is."""
-    blamed = [one for one in jobs if one.is_culprit]
+    blamed = [job for job in jobs if job.is_culprit]
     whom = Choices.of(
         [
             [(features, is_culprit(target)) for target, features in candidates(rows).items()]
-            for is_culprit, rows in ((one.is_culprit, one.found.rows) for one in blamed)
+            for is_culprit, rows in ((job.is_culprit, job.found.rows) for job in blamed)
             if is_culprit
         ]
     )
     weights = whom.fit(np.ones(len(blamed), dtype=bool))
-    judged = [one for one in jobs if one.is_right]
-    why = Choices.of([causes_of(one, weights) for one in judged])
+    judged = [job for job in jobs if job.is_right]
+    why = Choices.of([causes_of(job, weights) for job in judged])
     lines = [
         report(blamed, whom, "rank or node, or nobody"),
         report(judged, why, "cause, or none"),
@@ -319,15 +319,15 @@ def fitted(jobs: Sequence[Labelled], looks: Sequence[WrittenScores]) -> tuple[Mo
 def tests_jobs() -> Iterator[Labelled]:
     """The jobs of the tests' corpus that are diagnosed, with their evidence."""
     library = SignatureLibrary.shipped()
-    for one in corpus():
+    for entry in corpus():
         with TemporaryDirectory() as work:
-            attempts = ingest_attempts([write_files(one.files, Path(work) / "job")], library)
+            attempts = ingest_attempts([write_files(entry.files, Path(work) / "job")], library)
             siblings: tuple[Job, ...] = ()
-            if one.healthy:
-                path = write_files(one.healthy, Path(work) / "healthy")
+            if entry.healthy:
+                path = write_files(entry.healthy, Path(work) / "healthy")
                 siblings = (ingest_attempts([path], library)[-1],)
-        job = attempts[(one.attempt or len(attempts)) - 1]
-        yield of_corpus(one.expected, one.topic, gathered(job, library, siblings))
+        job = attempts[(entry.attempt or len(attempts)) - 1]
+        yield of_corpus(entry.expected, entry.topic, gathered(job, library, siblings))
 
 
 def injected_ranks() -> Iterator[Labelled]:
@@ -361,16 +361,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     library = SignatureLibrary.shipped()
     with opened(given.sets) as written:
-        folders = (one.case.folder for one in written)
+        folders = (labelled.case.folder for labelled in written)
         attempts = mapped(_last_attempt, folders, processes=given.jobs)
         pairs = zip(written, attempts, strict=True)
-        jobs = [of_written(one, gathered(job, library)) for one, job in pairs]
+        jobs = [of_written(labelled, gathered(job, library)) for labelled, job in pairs]
         jobs += [*tests_jobs(), *injected_ranks()]
-    sets = {one.set for one in written}
-    looks = [one for one in read_rows(FIRST_LOOKS, WrittenScores) if one.set in sets]
+    sets = {labelled.set for labelled in written}
+    looks = [row for row in read_rows(FIRST_LOOKS, WrittenScores) if row.set in sets]
     model, lines = fitted(jobs, looks)
     print("\n".join(lines))
-    hashes = "".join(one.sha256 for name, one in written_sets().items() if name in sets)
+    hashes = "".join(entry.sha256 for name, entry in written_sets().items() if name in sets)
     about = f"{len(jobs)} jobs; {parser.prog}; sets {hashlib.sha256(hashes.encode()).hexdigest()}"
     if given.out is not None:
         content = {

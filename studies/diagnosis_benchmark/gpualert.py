@@ -20,7 +20,7 @@ from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.cause_meanings import FAMILIES
 
 #: First words of the line that names the fault.
-TOLD = b"[inject] "
+INJECT_PREFIX = b"[inject] "
 #: Macro-F1 that its authors state for their rules and two baselines, on the same logs.
 PUBLISHED = {
     "GPUAlert's rules, as published": 0.998,
@@ -42,9 +42,9 @@ class Classified:
     confidence: float
 
     @property
-    def said(self) -> str:
+    def answer(self) -> str:
         """Class of the family; empty where no class has it."""
-        return next((mode for mode, one in FAMILIES.items() if one == self.family), "")
+        return next((mode for mode, family in FAMILIES.items() if family == self.family), "")
 
 
 def classified(folder: Path, processes: int) -> list[Classified]:
@@ -56,42 +56,42 @@ def classified(folder: Path, processes: int) -> list[Classified]:
         labels: list[dict[str, str]] = []
         files: list[Path] = []
         for line in (folder / "labels.jsonl").read_text(encoding="utf-8").splitlines():
-            told = json.loads(line)
-            if told["mode"] not in FAMILIES or told["log_path"] not in tar.getnames():
+            label = json.loads(line)
+            if label["mode"] not in FAMILIES or label["log_path"] not in tar.getnames():
                 raise ValueError(f"{folder / 'labels.jsonl'}: no class or no log: {line}")
-            text = tar.extractfile(told["log_path"]).read()  # type: ignore[union-attr]
+            text = tar.extractfile(label["log_path"]).read()  # type: ignore[union-attr]
             log = Path(work, f"{len(files):03d}", "job.log")
             log.parent.mkdir()
-            log.write_bytes(text.partition(b"\n")[2] if text.startswith(TOLD) else text)
-            labels.append(told)
+            log.write_bytes(text.partition(b"\n")[2] if text.startswith(INJECT_PREFIX) else text)
+            labels.append(label)
             files.append(log)
         return mapped(_classified, labels, files, processes=processes)
 
 
-def _classified(told: dict[str, str], log: Path) -> Classified:
-    said = diagnose([log.parent], jobs=1)
-    answer = (said.outcome, said.cause or "", said.family, said.confidence)
-    return Classified(told["id"], told["mode"], told["source"], *answer)
+def _classified(label: dict[str, str], log: Path) -> Classified:
+    diagnosis = diagnose([log.parent], jobs=1)
+    answer = (diagnosis.outcome, diagnosis.cause or "", diagnosis.family, diagnosis.confidence)
+    return Classified(label["id"], label["mode"], label["source"], *answer)
 
 
 def macro_f1(logs: Sequence[Classified]) -> float:
     """Mean over the classes of the F1 of each."""
     from sklearn.metrics import f1_score
 
-    labels, said = [log.mode for log in logs], [log.said for log in logs]
-    return float(f1_score(labels, said, labels=[*FAMILIES], average="macro", zero_division=0.0))
+    labels, answers = [log.mode for log in logs], [log.answer for log in logs]
+    return float(f1_score(labels, answers, labels=[*FAMILIES], average="macro", zero_division=0.0))
 
 
 def table(logs: Sequence[Classified]) -> Table:
     """Macro-F1 beside what was published, and the logs that are right by their source."""
     sources = sorted({log.source for log in logs})
-    right = [[log.mode == log.said for log in logs if log.source == one] for one in sources]
+    right = [[log.mode == log.answer for log in logs if log.source == source] for source in sources]
     rows: list[tuple[Cell, ...]] = [
-        ("`rmetric diagnose`", macro_f1(logs), *(f"{sum(one)} of {len(one)}" for one in right))
+        ("`rmetric diagnose`", macro_f1(logs), *(f"{sum(hits)} of {len(hits)}" for hits in right))
     ]
     for who, published in PUBLISHED.items():
         rows.append((who, published, *[""] * len(sources)))
-    missed = [f"{log.id} ({log.family or 'none'})" for log in logs if log.mode != log.said]
+    missed = [f"{log.id} ({log.family or 'none'})" for log in logs if log.mode != log.answer]
     return Table(
         "gpualert",
         f"GPUAlert: {len(logs)} logs of single processes, 15 classes",

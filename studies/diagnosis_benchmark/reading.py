@@ -47,18 +47,18 @@ def read(folder: Path, library: SignatureLibrary) -> Read:
     """The logs in a folder as `ingest` reads them, with each of their lines."""
     analyser = LineAnalyser(library)
     passes = [_Recording(source, analyser) for source in find([folder]).sources]
-    parts = [part for one in passes for part in one.read_attempts(starts=())]
+    parts = [part for recording in passes for part in recording.read_attempts(starts=())]
     out, layout, events_of = Read(job=merged(parts)), layout_of(parts), Events()
     numbers = {  # class and text of a template -> its event, numbered as `merged` numbers them
-        (one.cls, one.text): events_of.number(one.text, one.cls)
+        (template.cls, template.text): events_of.number(template.text, template.cls)
         for part in parts
-        for one in part.templates.values()
+        for template in part.templates.values()
     }
-    for one, part in zip(passes, parts, strict=True):
-        events = {at: numbers[key] for key, at in one.template_of.items() if key in numbers}
-        for line, raw in one.entry_of.items():
-            out.event_of[part.source.name, line] = events[one.entries[raw][2]]
-        out.lines += one.located_lines(part, layout)
+    for recording, part in zip(passes, parts, strict=True):
+        events = {at: numbers[key] for key, at in recording.template_of.items() if key in numbers}
+        for line, raw in recording.entry_of.items():
+            out.event_of[part.source.name, line] = events[recording.entries[raw][2]]
+        out.lines += recording.located_lines(part, layout)
     return out
 
 
@@ -77,7 +77,7 @@ class _Recording(FilePass):
         self.written: list[tuple[Prefix, bytes]] = []
 
     def located_lines(self, part: Part, layout: RankLayout) -> Iterator[LogLine]:
-        seats = {one.prefix: layout.place(part.source, one.prefix) for one in part.streams}
+        seats = {stream.prefix: layout.place(part.source, stream.prefix) for stream in part.streams}
         for number, (who, line) in enumerate(self.written, 1):
             entry = self.entries.get(self.entry_of.get(number, 0))
             seat = seats.get(who, RankPlacement())

@@ -81,15 +81,15 @@ def calibration_error(answers: Sequence[Stated]) -> Estimate:
 
     Bins are weighted by their answers. The interval resamples groups, and leans upwards.
     """
-    bins = bin_of([one.confidence for one in answers])
+    bins = bin_of([case.confidence for case in answers])
     in_bin_RK = np.equal.outer(bins, np.arange(len(EDGES) - 1)).astype(float)
-    gap_R = np.array([one.right - one.confidence for one in answers], dtype=float)
+    gap_R = np.array([case.right - case.confidence for case in answers], dtype=float)
 
     def error(drawn_BR: Floats) -> Floats:
         gaps_BK = np.abs((drawn_BR * gap_R) @ in_bin_RK)
         return np.asarray(gaps_BK.sum(axis=1) / drawn_BR.sum(axis=1))
 
-    return estimate(error, len(answers), numbered([one.group for one in answers]))
+    return estimate(error, len(answers), numbered([case.group for case in answers]))
 
 
 def bin_of(confidences: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -101,12 +101,12 @@ def reliability(of_source: Mapping[str, Sequence[Stated]]) -> Table:
     """Bins of confidence of each source, by its title."""
     rows: list[tuple[Cell, ...]] = []
     for title, answers in of_source.items():
-        bins = bin_of([one.confidence for one in answers])
+        bins = bin_of([case.confidence for case in answers])
         for number, (low, high) in enumerate(itertools.pairwise(EDGES)):
-            inside = [one for one, place in zip(answers, bins, strict=True) if place == number]
+            inside = [case for case, place in zip(answers, bins, strict=True) if place == number]
             if inside:
-                right = sum(one.right for one in inside)
-                mean = sum(one.confidence for one in inside) / len(inside)
+                right = sum(case.right for case in inside)
+                mean = sum(case.confidence for case in inside) / len(inside)
                 share = wilson(right, len(inside))
                 rows.append((title, f"{low:.1f} to {high:.1f}", len(inside), mean, right, share))
     return Table(
@@ -126,8 +126,8 @@ def calibration(of_source: Mapping[str, Sequence[Stated]]) -> Table:
     """The calibration error and the sure answers of each source."""
     rows: list[tuple[Cell, ...]] = []
     for title, answers in of_source.items():
-        sure = [one for one in answers if one.confidence >= SURE]
-        right = sum(one.right for one in sure)
+        sure = [case for case in answers if case.confidence >= SURE]
+        right = sum(case.right for case in sure)
         error = calibration_error(answers)
         share = wilson(right, len(sure))
         rows.append((title, len(answers), error, len(sure), right, share))
@@ -148,11 +148,11 @@ def calibration_tables(
     results: Iterable[Results], first: Iterable[WrittenScores], today: Iterable[WrittenScores]
 ) -> list[Table]:
     """Both tables, "all" without the first looks; none where there is no answer."""
-    of_source = {TODAY: stated_on_written(today)} | {one.title: stated(one) for one in results}
+    of_source = {TODAY: stated_on_written(today)} | {part.title: stated(part) for part in results}
     known = {title: answers for title, answers in of_source.items() if answers}
     if not known:
         return []
-    everything = [one for answers in known.values() for one in answers]
+    everything = [case for answers in known.values() for case in answers]
     looks = {FIRST: found} if (found := stated_on_written(first, first=True)) else {}
     return [
         calibration(looks | known | {"all of today": everything}),

@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_jobs(parser)
     options = parser.parse_args(arguments)
     with open(LABELS, encoding="utf-8", newline="") as file:
-        labels = {one["job"]: one for one in csv.DictReader(file)}
+        labels = {label["job"]: label for label in csv.DictReader(file)}
     with opened(sorted({name.partition("/")[0] for name in labels})) as jobs:
         folders = {f"{job.set}/{job.case.name}": job.case.folder for job in jobs}
         ask: Callable[[Path], Any] = decided_by_peer if options.peer else advised
@@ -108,15 +108,15 @@ def main(arguments: list[str] | None = None) -> int:
             csv.writer(file, lineterminator="\n").writerows([("job", "decision", "basis"), *lines])
         return 0
     with open(PEER, encoding="utf-8", newline="") as file:
-        of_peer = {one["job"]: (one["decision"], set[str]()) for one in csv.DictReader(file)}
+        of_peer = {entry["job"]: (entry["decision"], set[str]()) for entry in csv.DictReader(file)}
     rows: list[tuple[Cell, ...]] = []
     policies = {
         "rmetric diagnose": dict(zip(labels, answers, strict=True)),
         "nvidia-resiliency-ext 0.7.0, no model": of_peer,
         "always restart": dict.fromkeys(labels, ("restart", set[str]())),
     }
-    for name in dict.fromkeys(one["set"] for one in labels.values()):
-        those = {job: one for job, one in labels.items() if one["set"] == name}
+    for name in dict.fromkeys(label["set"] for label in labels.values()):
+        those = {job: label for job, label in labels.items() if label["set"] == name}
         for title, given in policies.items():
             rows.append((name, title, *row([*those.values()], [given[job] for job in those])))
     found = Table("restart_advice", "advice on the next start of a job", HEADINGS, rows, notes=[])

@@ -114,8 +114,8 @@ def score_job(case: Case) -> JobScores:
     answers = {}
     for title, off in VARIANTS.items():
         switches = Switches(**dict.fromkeys(off, False))
-        said = gathered(seen.job, library, healthy, switches=switches).diagnosis()
-        answers[title] = of_diagnosis(case, seen, said)
+        diagnosis = gathered(seen.job, library, healthy, switches=switches).diagnosis()
+        answers[title] = of_diagnosis(case, seen, diagnosis)
     answers |= of_baselines(case, seen)
     facts = (case.name, case.group, case.kind, case.outcome, seen.job.lines)
     return JobScores(*facts, answers)
@@ -124,7 +124,7 @@ def score_job(case: Case) -> JobScores:
 def score_all(cases: Sequence[Case], processes: int) -> list[JobScores]:
     """In the order of the cases. Those of a group come one after another: they share siblings."""
     ordered = sorted(cases, key=lambda case: case.group)
-    by_name = {one.name: one for one in mapped(score_job, ordered, processes=processes)}
+    by_name = {scores.name: scores for scores in mapped(score_job, ordered, processes=processes)}
     return [by_name[case.name] for case in cases]
 
 

@@ -54,9 +54,9 @@ def measures(found: Sequence[Results]) -> Table:
             better = partial(_rank, place=place, than=other)
             goals.append((f"Faulty rank {words}, more often than {other}", better, 0.0))
     for title, right, goal in (
-        ("Cause class of classified crash logs", lambda job, said: said.class_right, 0.90),
-        ("Outcome", lambda job, said: said.outcome == job.outcome, None),
-        ("Stage", lambda job, said: said.stage_right, None),
+        ("Cause class of classified crash logs", lambda job, answer: answer.class_right, 0.90),
+        ("Outcome", lambda job, answer: answer.outcome == job.outcome, None),
+        ("Stage", lambda job, answer: answer.stage_right, None),
     ):
         goals.append((title, partial(_share, right=right), goal))
     healthy = [sum(job.is_healthy for job in of.jobs) for of in found]
@@ -75,7 +75,7 @@ def measures(found: Sequence[Results]) -> Table:
     return Table(
         "measures",
         "Real and injected jobs: measured, with the goals",
-        ("What", *(one.title for one in found)),
+        ("What", *(results.title for results in found)),
         rows,
         notes=[
             "A goal is met where the number itself reaches it; that of a difference, which is "
@@ -94,23 +94,23 @@ def _judged(measured: Estimate | None, goal: float | None) -> str:
 
 
 def _accused(of: Results) -> str:
-    said = [job.answers[of.headline] for job in of.jobs if job.is_healthy]
-    sure = sum(bool(one.sure) for one in said)
-    return f"{sure} of {len(said)}" + (", not met" if sure else "")
+    answers = [job.answers[of.headline] for job in of.jobs if job.is_healthy]
+    sure = sum(bool(answer.sure) for answer in answers)
+    return f"{sure} of {len(answers)}" + (", not met" if sure else "")
 
 
 def _f1(of: Results, over: Callable[..., Estimate], title: str | None = None) -> Estimate | None:
     """Over the jobs that did not end well and whose events the method was judged on."""
     known = [(job, job.answers[title or of.headline]) for job in of.jobs
              if (title or of.headline) in job.answers]  # fmt: skip
-    found = [(said.events, of.drawn_with(job)) for job, said in known if said.events is not None]
+    found = [(score.events, of.drawn_with(job)) for job, score in known if score.events is not None]
     return over(*zip(*found, strict=True)) if found else None
 
 
 def _share(of: Results, right: Callable[[JobScores, Answer], bool | None]) -> Estimate | None:
     """Share of true values among those that are known."""
     values = [right(job, job.answers[of.headline]) for job in of.jobs]
-    known = [one for one in values if one is not None]
+    known = [value for value in values if value is not None]
     return wilson(sum(known), len(known)) if known else None
 
 
@@ -135,14 +135,14 @@ def _rank(
 
 def methods(found: Sequence[Results]) -> Table:
     """The diagnosis, its ablations and the baselines: events shown, and the faulty rank."""
-    injected = [one for one in found if one.source == "injected"]
+    injected = [results for results in found if results.source == "injected"]
     return Table(
         "methods",
         "The diagnosis, parts of it, and baselines",
         [
             "Method",
-            *(f"F1 of events, {one.title}" for one in found),
-            *(f"Rank {words}, {one.title}" for words in TOP for one in injected),
+            *(f"F1 of events, {results.title}" for results in found),
+            *(f"Rank {words}, {results.title}" for words in TOP for results in injected),
         ],
         [
             (

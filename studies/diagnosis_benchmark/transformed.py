@@ -54,7 +54,7 @@ KEPT: dict[str, Callable[[Lines], Lines]] = {
     "coloured": each(lambda at, line: f"\x1b[32m{line}\x1b[0m"),
     "blanks at the ends of lines": each(lambda at, line: f"{line}   "),
     "Windows' line ends": each(lambda at, line: f"{line}\r"),
-    "an empty line behind each": lambda lines: [one for line in lines for one in (line, "")],
+    "an empty line behind each": lambda lines: [text for line in lines for text in (line, "")],
     "HTML entities": each(lambda at, line: html.escape(line)),
 }
 #: Something is lost, which may change an answer rightly.

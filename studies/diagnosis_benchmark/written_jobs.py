@@ -94,54 +94,54 @@ def score(job: WrittenCase) -> WrittenScores:
         return scored(job, REFUSED)
 
 
-def _hits(case: Case, said: Diagnosis) -> Sequence[float] | None:
+def _hits(case: Case, result: Diagnosis) -> Sequence[float] | None:
     """Hits of the label's rank, or of its node without one."""
     if case.rank is not None:
-        return hits(ranks_of(case, said), case.rank)
-    return None if case.node is None else hits(nodes_of(case, said), case.node)
+        return hits(ranks_of(case, result), case.rank)
+    return None if case.node is None else hits(nodes_of(case, result), case.node)
 
 
-def _verdicts(said: Diagnosis, classes: tuple[str, ...]) -> list[str]:
+def _verdicts(result: Diagnosis, classes: tuple[str, ...]) -> list[str]:
     """Of the causes that are named, the likeliest first."""
     library = SignatureLibrary.shipped()
-    others = [(one.cause, family_of(one.cause, library)) for one in said.candidates]
-    named = [Named(*one, said.stage) for one in ((said.cause, said.family), *others)]
-    return [verdict(one, classes) for one in named[:TOP_CAUSES]]
+    others = [(other.cause, family_of(other.cause, library)) for other in result.candidates]
+    named = [Named(*pair, result.stage) for pair in ((result.cause, result.family), *others)]
+    return [verdict(answer, classes) for answer in named[:TOP_CAUSES]]
 
 
-def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
+def scored(job: WrittenCase, result: Diagnosis) -> WrittenScores:
     """The scores of a diagnosis of a job."""
-    case, told = job.case, job.told
-    classes = () if case.is_healthy else tuple(told["causes"])
-    verdicts = _verdicts(said, classes)
-    where = _hits(case, said)
-    stages = [one for one in told["stages"] if one]
-    refused = said is REFUSED
-    ends = [] if refused else [one.outcome for one in said.attempts] or [said.outcome]
-    true_ends = [{one["outcome"]} for one in told["attempts"][:-1]] + [set(told["outcomes"])]
+    case, truth = job.case, job.manifest
+    classes = () if case.is_healthy else tuple(truth["causes"])
+    verdicts = _verdicts(result, classes)
+    where = _hits(case, result)
+    stages = [stage for stage in truth["stages"] if stage]
+    refused = result is REFUSED
+    ends = [] if refused else [end.outcome for end in result.attempts] or [result.outcome]
+    true_ends = [{end["outcome"]} for end in truth["attempts"][:-1]] + [set(truth["outcomes"])]
     pairs = zip(ends, true_ends, strict=True) if len(ends) == len(true_ends) else ()
     return WrittenScores(
         set=job.set,
         job=case.name,
-        kind=told["made_as"],
-        outcomes=tuple(told["outcomes"]),
+        kind=truth["made_as"],
+        outcomes=tuple(truth["outcomes"]),
         causes=classes,
-        outcome_right=said.outcome in told["outcomes"],
+        outcome_right=result.outcome in truth["outcomes"],
         cause=verdicts[0] if classes else "",
         cause_at=verdicts.index("right") + 1 if "right" in verdicts else 0,
         first=None if where is None else where[TOPS.index(1)],
         among_five=None if where is None else where[TOPS.index(5)],
-        stage_right=said.stage in stages if stages else None,
+        stage_right=result.stage in stages if stages else None,
         attempts=len(true_ends),
         attempts_found=len(ends),
         ends_right=sum(end in true for end, true in pairs),
-        outcome=said.outcome,
-        said=said.cause or "",
-        stage=said.stage,
-        who=said.nodes[0].name if said.nodes else "",
-        confidence=said.confidence,
-        score=said.score,
-        basis="" if refused else said.basis,
+        outcome=result.outcome,
+        said=result.cause or "",
+        stage=result.stage,
+        who=result.nodes[0].name if result.nodes else "",
+        confidence=result.confidence,
+        score=result.score,
+        basis="" if refused else result.basis,
     )
 
 
@@ -193,15 +193,15 @@ def written_tables(first: Rows, today: Rows) -> list[Table]:
 
 
 def values(rows: Rows, value: Value) -> list[float]:
-    return [float(one) for job in rows if (one := value(job)) is not None]
+    return [float(number) for job in rows if (number := value(job)) is not None]
 
 
 def _count(looks: Sequence[Rows], value: Value) -> str:
-    """Right at each look, of how many; said once where they are as many at both."""
+    """Right at each look, of how many; stated once where they are as many at both."""
     found = [values(rows, value) for rows in looks if rows]
-    if len({len(one) for one in found}) == 1:
-        return f"{' → '.join(f'{sum(one):.4g}' for one in found)} of {len(found[0])}"
-    return " → ".join(f"{sum(one):.4g} of {len(one)}" for one in found)
+    if len({len(look) for look in found}) == 1:
+        return f"{' → '.join(f'{sum(look):.4g}' for look in found)} of {len(found[0])}"
+    return " → ".join(f"{sum(look):.4g} of {len(look)}" for look in found)
 
 
 def of_sets(first: Rows, today: Rows) -> Table:
@@ -212,14 +212,14 @@ def of_sets(first: Rows, today: Rows) -> Table:
         return *known, *(_count(looks, value) for value in COUNTED.values())
 
     judged = {job.set for job in today}
-    sets = [one for one in written_sets().values() if one.name in judged]
+    sets = [entry for entry in written_sets().values() if entry.name in judged]
     rows = [
-        row((one.name, one.authors, one.jobs, one.first_look, one.commit), [one.name])
-        for one in sets
+        row((entry.name, entry.authors, entry.jobs, entry.first_look, entry.commit), [entry.name])
+        for entry in sets
     ]
-    looked = [one for one in sets if one.name in {job.set for job in first}]
-    whole = sum(one.jobs for one in looked)
-    rows.append(row(("all numbered", "", whole, "", ""), [one.name for one in looked]))
+    looked = [entry for entry in sets if entry.name in {job.set for job in first}]
+    whole = sum(entry.jobs for entry in looked)
+    rows.append(row(("all numbered", "", whole, "", ""), [entry.name for entry in looked]))
     return Table(
         "sets",
         "Whole answers to written jobs: first look → today",
@@ -233,8 +233,8 @@ def of_parts(looks: Sequence[Rows]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for words, value in PARTS.items():
         known = [values(jobs, value) for jobs in looks]
-        counts = " → ".join(dict.fromkeys(str(len(one)) for one in known))
-        rows.append((words, counts, *(mean(one, [*map(str, range(len(one)))]) for one in known)))
+        counts = " → ".join(dict.fromkeys(str(len(look)) for look in known))
+        rows.append((words, counts, *(mean(look, [*map(str, range(len(look)))]) for look in known)))
     return Table(
         "parts",
         "All numbered sets together",
@@ -250,7 +250,7 @@ def of_groups(looks: Sequence[Rows]) -> Table:
     for group in sorted({job.group for job in looks[1]}):
         own = [[job for job in rows if job.group == group] for rows in looks]
         missed = [
-            " → ".join(f"{sum(1 - one for one in values(some, value)):.4g}" for some in own)
+            " → ".join(f"{sum(1 - number for number in values(jobs, value)):.4g}" for jobs in own)
             for value in list(COUNTED.values())[:-1]
         ]
         rows.append((group, len(own[1]), *missed))

@@ -42,11 +42,11 @@ class WrittenSet(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenCase:
-    """A case, its set, and the whole of its manifest: `told["causes"]`, `told["attempts"]`..."""
+    """A case, its set, and the whole of its manifest, as `manifest["causes"]`."""
 
     case: Case
     set: str
-    told: dict[str, Any]
+    manifest: dict[str, Any]
 
 
 def written_sets() -> dict[str, WrittenSet]:
@@ -54,7 +54,7 @@ def written_sets() -> dict[str, WrittenSet]:
     with open(SETS / "sets.csv", newline="", encoding="utf-8") as file:
         next(rows := csv.reader(file))
         found = (WrittenSet(name, who, int(jobs), *rest) for name, who, jobs, *rest in rows)
-        return {one.name: one for one in found}
+        return {entry.name: entry for entry in found}
 
 
 def add_sets(parser: argparse.ArgumentParser) -> None:
@@ -119,24 +119,24 @@ def written_jobs(folder: Path) -> list[WrittenCase]:
 def _case(path: Path) -> WrittenCase:
     """The job of a manifest, whose logs are in logs/ beside it."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        labels = [(one["file"], int(one["line"]), one["role"]) for one in told["labels"]]
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        labels = [(mark["file"], int(mark["line"]), mark["role"]) for mark in manifest["labels"]]
         case = Case(
-            cause_class="" if told["cause_class"] == "none" else told["cause_class"],
+            cause_class="" if manifest["cause_class"] == "none" else manifest["cause_class"],
             name=path.parent.name,
-            group=told["group"],
+            group=manifest["group"],
             folder=path.parent / "logs",
-            outcome=told["outcome"],
-            kind="" if told["kind"] == "healthy" else told["kind"],
-            stage=told["stage"],
-            rank=told["rank"],
-            node=told["node"],
-            world_size=told["world_size"],
-            node_of_rank={int(rank): node for rank, node in told["node_of_rank"].items()},
+            outcome=manifest["outcome"],
+            kind="" if manifest["kind"] == "healthy" else manifest["kind"],
+            stage=manifest["stage"],
+            rank=manifest["rank"],
+            node=manifest["node"],
+            world_size=manifest["world_size"],
+            node_of_rank={int(rank): node for rank, node in manifest["node_of_rank"].items()},
             labels=tuple(Label(file=file, line=line, role=role) for file, line, role in labels),
         )
     except KeyError as error:
         raise ValueError(f"{path}: {error} is missing") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
-    return WrittenCase(case=case, set=path.parent.parent.name, told=told)
+    return WrittenCase(case=case, set=path.parent.parent.name, manifest=manifest)

@@ -72,13 +72,13 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="failed where the loss stays so far above the twin's (default: 0.10)",
     )  # fmt: skip
     add_jobs(parser, "processes; the result does not depend on it")
-    one = parser.add_argument_group("one run and its twin, as ordinary logs")
-    one.add_argument("--fault", metavar="NAME", help="what to inject")
-    one.add_argument("--architecture", default="llama", metavar="NAME", help="default: llama")
-    one.add_argument("--severity", type=float, metavar="X", help="default: the fault's middle one")
-    one.add_argument("--onset", type=int, metavar="STEP", help="default: half of the steps")
-    one.add_argument("--duration", type=int, metavar="STEPS", help="default: the fault's own")
-    one.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    pair = parser.add_argument_group("one run and its twin, as ordinary logs")
+    pair.add_argument("--fault", metavar="NAME", help="what to inject")
+    pair.add_argument("--architecture", default="llama", metavar="NAME", help="default: llama")
+    pair.add_argument("--severity", type=float, metavar="X", help="default: the fault's middle one")
+    pair.add_argument("--onset", type=int, metavar="STEP", help="default: half of the steps")
+    pair.add_argument("--duration", type=int, metavar="STEPS", help="default: the fault's own")
+    pair.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--list", action="store_true", help="what can be injected")
     parser.add_argument(
         "--report",

@@ -52,10 +52,10 @@ class Measured:
 
     @classmethod
     def of(cls, outcomes: Sequence[JobOutcome]) -> Measured:
-        wall_S = np.array([one.wall for one in outcomes])
+        wall_S = np.array([job.wall for job in outcomes])
         return cls(
-            np.array([one.ettr for one in outcomes]),
-            {name: np.array([one.spent[name] for one in outcomes]) / wall_S for name in SHARES},
+            np.array([job.ettr for job in outcomes]),
+            {name: np.array([job.spent[name] for job in outcomes]) / wall_S for name in SHARES},
         )
 
     @property

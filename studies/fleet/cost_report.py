@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         jobs[job] = None
         return PLACEHOLDER
 
-    # Made twice: once to see which jobs are asked for, once of what they gave.
+    # Made twice: once to see which jobs are requested, once of what they gave.
     everything(note, points)
     found = measure(jobs, options.replications, options.jobs)
     made, figure = everything(found.__getitem__, points)
@@ -227,12 +227,12 @@ FIGURE = "when_emergency_saves_pay"
 CAPTION = (
     f"(a) to (c): what warnings add to the ETTR of a job on {BIG:,} GPUs that saves at "
     "Young/Daly's interval, in percentage points with 95 % intervals, against false alarms, by "
-    "recall; below 0 the job does better without warnings. Dotted: the false alarms of the "
+    "recall; below 0 warnings do harm. Dotted: the false alarms of the "
     "predictor measured in arXiv 2605.09370. (c): after the emergency save the suspected node is "
-    "taken out. (d): a predictor pays above the line of its fleet; the marked ones are measured "
-    "or, where they are ours, simulated (docs/fleet_risk.md), recall within an hour, over all "
-    "interruptions of a job. Failure rate of RSC-1, warnings 10 minutes ahead in the mean, a node "
-    "is always there."
+    f"taken out. (d): a predictor pays above the line of its fleet; at {BIG:,} GPUs both lines "
+    "coincide. The marked ones are measured or, ours, simulated "
+    "(docs/fleet_risk.md), recall within an hour, over all interruptions of a job. Failure rate "
+    "of RSC-1, warnings 10 minutes ahead in the mean, a node is always there."
 )
 MOST_ALARMS = 0.1  # in panel (d)
 ALARMS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -268,7 +268,7 @@ def _gains(axes: Axes, get: Get, saves: str, drops: bool, title: str) -> None:
     for recall in RECALLS:
         predictor = FailurePredictor(recall=recall, drops=drops)
         warned = (replace(predictor, false_alarms_per_gpu_day=alarms) for alarms in ALARMS)
-        gains = [get(a_job(BIG, saves, one)).gain(base) for one in warned]
+        gains = [get(a_job(BIG, saves, noisy)).gain(base) for noisy in warned]
         point, low, high = np.array(gains).T
         axes.plot(ALARMS, point, "o-", color=COLOURS[recall], label=f"{recall:g}")
         axes.fill_between(ALARMS, low, high, color=COLOURS[recall], alpha=0.2, lw=0)
@@ -282,7 +282,7 @@ def _gains(axes: Axes, get: Get, saves: str, drops: bool, title: str) -> None:
     if drops:
         axes.set_ylim(bottom=-8, top=4)
     else:
-        axes.legend(title="recall", ncols=2, loc="upper right")
+        axes.legend(title="recall", ncols=2, loc="upper right", columnspacing=0.6, handlelength=1.2)
 
 
 def _break_even(axes: Axes, get: Get, points: Sequence[Point]) -> None:
@@ -314,8 +314,8 @@ def _mark(axes: Axes, point: Point) -> None:
     place = (max(alarms, 1.2e-5), point.recall)
     axes.plot(*place, ">" if beyond else "*", color=BLACK, ms=5 if beyond else 7)
     axes.annotate(
-        name, place, xytext=(-6, 0) if beyond else (6, 0), textcoords="offset points",
-        ha="right" if beyond else "left", va="center", fontsize=6.5,
+        name, place, xytext=(-6, 0) if beyond else (6, 0), textcoords="offset points", va="center",
+        ha="right" if beyond else "left", fontsize=6.5, bbox=dict(fc="w", ec="none", pad=0.8),
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from studies.fleet.job_settings import DAY, FailurePredictor, FleetJob
 
 Get = Callable[[FleetJob], Measured]
 BIG = SIZES[-1]
-#: Sizes of which the break-even is asked.
+#: Sizes whose break-even is computed.
 BREAK_EVEN_SIZES = SIZES[2:]
 ALWAYS = "always one"
 #: False alarms to a failure, where their cost is measured: about twice today's.

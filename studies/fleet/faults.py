@@ -36,8 +36,8 @@ def read_faults(path: Path) -> dict[str, Any]:
     are followed for `WINDOW_DAYS`. Raises ValueError for files without repairs or relapses.
     """
     try:
-        rows = [(float(one["event_time"]), one["event_type"] == "fault_start", one["node_id"])
-                for one in json.loads(path.read_bytes())]  # fmt: skip
+        rows = [(float(event["event_time"]), event["event_type"] == "fault_start", event["node_id"])
+                for event in json.loads(path.read_bytes())]  # fmt: skip
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: no list of event_time, event_type, node_id: {error!r}") from None
     repairs, gaps, followed, last = [], [], 0, max((row[0] for row in rows), default=0.0)

@@ -172,7 +172,7 @@ class _Run:
 
     def _save(self, vote: Vote) -> Events:
         policy = self._the_policy()
-        suspects = [one.reason for one in policy.pending.values() if self.job.predictor.drops]
+        suspects = [entry.reason for entry in policy.pending.values() if self.job.predictor.drops]
         grows = self.fleet.grows and self.fleet.nodes_for(self._available()) > self.nodes
         leaves = bool(suspects) or grows
         policy.begin(self.env.now, self.step, vote)

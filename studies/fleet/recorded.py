@@ -32,20 +32,20 @@ COUNTERS = ("ecc_corrected_errors", "ecc_uncorrected_errors")
 
 def evaluate_recorded(readings: Path, failures: Path) -> Table:
     """A table of all predictors on what was recorded."""
-    heard, failed = read_events(readings), read_failures(failures)
-    for node, gpu in failed.keys() - heard.keys():
+    events, failed = read_events(readings), read_failures(failures)
+    for node, gpu in failed.keys() - events.keys():
         where = f" on node {node}" if node else ""
         raise ValueError(f"{failures}: GPU {gpu}{where} failed, but {readings} has nothing of it")
     judged: dict[tuple[str, str], list[JudgedAlarms]] = {}
-    for key, of_gpu in heard.items():
+    for key, of_gpu in events.items():
         times, found = stepwise_signals(of_gpu)
         for label, horizon in HORIZONS.items():
             truth = FailureWindows(times, failed.get(key, ()), horizon)
-            for one in PREDICTORS:
-                judged.setdefault((label, one.title), []).append(truth.judge(one.alarms(found)))
+            for rule in PREDICTORS:
+                judged.setdefault((label, rule.title), []).append(truth.judge(rule.alarms(found)))
     return Table(
         "risk_recorded",
-        f"{readings.name}: {len(heard)} GPUs, {sum(map(len, failed.values()))} failures",
+        f"{readings.name}: {len(events)} GPUs, {sum(map(len, failed.values()))} failures",
         "Horizon | Predictor | Failures announced (%):1 | "
         "only detected as they happen (%):1 | Precision (%):1 | Median lead (h):2 | "
         "False alarms a GPU-day:3 | GPU-days:2 | Time with an alarm (%):2",
@@ -59,11 +59,11 @@ def evaluate_recorded(readings: Path, failures: Path) -> Table:
 
 
 def _row(judged: Sequence[JudgedAlarms]) -> tuple[Cell, ...]:
-    leads = [lead for one in judged for lead in one.leads]
+    leads = [lead for gpu in judged for lead in gpu.leads]
     found = [lead / HOUR for lead in leads if lead == lead]
-    at_failure = sum(late for one in judged for late in one.at_failure)
-    num_false, days = sum(one.num_false for one in judged), sum(one.days for one in judged)
-    fired = sum(one.firing * one.days for one in judged if one.days)
+    at_failure = sum(late for gpu in judged for late in gpu.at_failure)
+    num_false, days = sum(gpu.num_false for gpu in judged), sum(gpu.days for gpu in judged)
+    fired = sum(gpu.firing * gpu.days for gpu in judged if gpu.days)
     return (
         percent(wilson(len(found), len(leads))),
         percent(wilson(at_failure, len(leads))),
@@ -78,12 +78,12 @@ def _row(judged: Sequence[JudgedAlarms]) -> tuple[Cell, ...]:
 def read_events(path: Path) -> dict[Key, list[TelemetryEvent]]:
     """Events of each GPU, in the order of the file, which must be that of the times."""
     found: dict[Key, list[TelemetryEvent]] = {}
-    for line_number, node, heard in read_recording(path):
-        of_gpu = found.setdefault((node, heard.gpu), [])
-        if of_gpu and heard.time < of_gpu[-1].time:
-            problem = f"time {heard.time} comes after {of_gpu[-1].time}; times must not fall"
+    for line_number, node, event in read_recording(path):
+        of_gpu = found.setdefault((node, event.gpu), [])
+        if of_gpu and event.time < of_gpu[-1].time:
+            problem = f"time {event.time} comes after {of_gpu[-1].time}; times must not fall"
             raise LogError(path, line_number, problem)
-        of_gpu.append(heard)
+        of_gpu.append(event)
     few = [key for key, of_gpu in found.items() if len(of_gpu) < 2]
     if few or not found:
         what = f"only one line of GPU {few[0][1]}" if few else "no readings"
@@ -111,10 +111,10 @@ def read_failures(path: Path) -> dict[Key, list[float]]:
     return {key: sorted(times) for key, times in found.items()}
 
 
-def stepwise_signals(heard: Iterable[TelemetryEvent]) -> tuple[Floats, dict[str, Floats]]:
+def stepwise_signals(events: Iterable[TelemetryEvent]) -> tuple[Floats, dict[str, Floats]]:
     """Times and signals (`predictors.signals`) of one GPU as the guard sees them, shape (T,)."""
     watcher = _Watcher()
-    rows = [(one.time, watcher.process(one)) for one in heard]
+    rows = [(event.time, watcher.process(event)) for event in events]
     times = np.array([time for time, _ in rows])
     names = rows[0][1]
     return times, {name: np.array([row[name] for _, row in rows]) for name in names}
@@ -130,20 +130,20 @@ class _Watcher:
         self._corrected: deque[tuple[float, int]] = deque()
         self._hour: float | None = None
 
-    def process(self, heard: TelemetryEvent) -> dict[str, float]:
+    def process(self, event: TelemetryEvent) -> dict[str, float]:
         found = dict.fromkeys(("risk", "coded", "temperature"), np.nan)
-        found |= {"anything": 0.0, "uncorrected": 0.0, "xid": 0.0, "hour": self._new_hour(heard)}
-        if isinstance(heard, Reading):
-            found |= self._read(heard)
-            verdict = self._judge.take(heard)
-        elif heard.kind == "driver_loaded":
+        found |= {"anything": 0.0, "uncorrected": 0.0, "xid": 0.0, "hour": self._new_hour(event)}
+        if isinstance(event, Reading):
+            found |= self._read(event)
+            verdict = self._judge.take(event)
+        elif event.kind == "driver_loaded":
             self._judge.renewed()
             self._scores["risk"] = RiskScore()
-            verdict = self._judge.verdict(heard.time)
+            verdict = self._judge.verdict(event.time)
         else:
-            found["xid"] = float("xid" in heard.kind)
-            verdict = self._judge.happened(heard.kind, heard.time)
-        while self._corrected and self._corrected[0][0] <= heard.time - HOUR:
+            found["xid"] = float("xid" in event.kind)
+            verdict = self._judge.happened(event.kind, event.time)
+        while self._corrected and self._corrected[0][0] <= event.time - HOUR:
             self._corrected.popleft()
         found["corrected"] = float(sum(new for _, new in self._corrected))
         rules = [rule_of(kind) for kind in verdict.rules]
@@ -164,8 +164,8 @@ class _Watcher:
             "uncorrected": float(uncorrected),
         }
 
-    def _new_hour(self, heard: TelemetryEvent) -> float:
-        if self._hour is not None and heard.time < self._hour + HOUR:
+    def _new_hour(self, event: TelemetryEvent) -> float:
+        if self._hour is not None and event.time < self._hour + HOUR:
             return 0.0
-        self._hour = heard.time
+        self._hour = event.time
         return 1.0

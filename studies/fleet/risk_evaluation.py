@@ -151,7 +151,7 @@ def simulate(plan: EvaluationPlan, job: JobConditions, stratum: str, index: int)
 def watch(stratum: str, history: GpuHistory, predictors: Sequence[ThresholdPredictor]) -> GpuAlarms:
     found, failure = signals(history), history.failure
     failures = () if failure is None else (float(history.times[failure.reading]),)
-    alarms = {one.name: one.alarms(found) for one in predictors}
+    alarms = {predictor.name: predictor.alarms(found) for predictor in predictors}
     judged = {}
     for label, horizon in HORIZONS.items():
         truth = FailureWindows(history.times, failures, horizon)
@@ -168,17 +168,17 @@ def evaluate(
     plan: EvaluationPlan, job: JobConditions | None = None, num_processes: int = 1
 ) -> dict[str, list[GpuAlarms]]:
     """Every predictor on every sampled history, by stratum."""
-    one = partial(_one, plan, job or JobConditions())
-    asked = [(name, index) for name, size in plan.sizes().items() for index in range(size)]
-    seen = Parallel(n_jobs=num_processes, batch_size=8)(delayed(one)(*which) for which in asked)
+    judge = partial(_judged, plan, job or JobConditions())
+    pairs = [(name, index) for name, size in plan.sizes().items() for index in range(size)]
+    seen = Parallel(n_jobs=num_processes, batch_size=8)(delayed(judge)(*which) for which in pairs)
     return {name: [w for w in seen if w.stratum == name] for name in STRATA}
 
 
-def _one(plan: EvaluationPlan, job: JobConditions, stratum: str, index: int) -> GpuAlarms:
+def _judged(plan: EvaluationPlan, job: JobConditions, stratum: str, index: int) -> GpuAlarms:
     return watch(stratum, simulate(plan, job, stratum, index), (*PREDICTORS, *ON_CURVES))
 
 
 def found_leads(watched: Sequence[GpuAlarms], horizon: str, name: str) -> list[float]:
     """Leads of the failures that `name` announced."""
-    leads = [lead for one in watched for lead in one.judged[horizon][name].leads]
+    leads = [lead for gpu in watched for lead in gpu.judged[horizon][name].leads]
     return [lead for lead in leads if not isnan(lead)]

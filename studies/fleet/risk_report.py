@@ -167,9 +167,9 @@ LINEAR_BELOW = 1e-4
 
 def build_figure(strata: Strata) -> Figure:
     """A panel for each horizon; draw and save it inside `style()`."""
-    figure = Figure(figsize=(TEXT_WIDTH, 3.3))
+    figure = Figure(figsize=(TEXT_WIDTH, 3.5))
     panels = figure.subplots(1, len(HORIZONS), sharey=True)
-    figure.subplots_adjust(left=0.08, right=0.985, bottom=0.13, top=0.74, wspace=0.08)
+    figure.subplots_adjust(left=0.08, right=0.985, bottom=0.125, top=0.705, wspace=0.08)
     for letter, axes, horizon in zip("ab", panels, HORIZONS, strict=True):
         _chance(axes, horizon)
         for signal in CURVES:
@@ -179,7 +179,8 @@ def build_figure(strata: Strata) -> Figure:
         _dress(axes, f"({letter}) a failure follows within {horizon}")
     panels[0].set_ylabel("GPU failures announced")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=4)
+    plain = [getattr(handle, "lines", [handle])[0] for handle in handles]  # without error bars
+    figure.legend(plain, labels, loc="upper center", ncols=3)
     return figure
 
 
@@ -210,7 +211,7 @@ def _point(axes: Axes, strata: Strata, horizon: str, name: str) -> None:
         # Hollow, so that others at the same place are seen through it.
         markerfacecolor="none" if marker == "s" else colour,
         markersize={"*": 8, "s": 8}.get(marker, 5),
-        label=next(one.title for one in PREDICTORS if one.name == name),
+        label=next(predictor.title for predictor in PREDICTORS if predictor.name == name),
         zorder=5, clip_on=False,
     )  # fmt: skip
 

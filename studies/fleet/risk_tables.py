@@ -52,7 +52,7 @@ def weighted(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
 
 def recall_in(strata: Strata, stratum: str, horizon: str, name: str) -> Estimate:
     """Share of the failures of one stratum that were announced."""
-    leads = [lead for one in strata[stratum] for lead in one.judged[horizon][name].leads]
+    leads = [lead for gpu in strata[stratum] for lead in gpu.judged[horizon][name].leads]
     return wilson(sum(not isnan(lead) for lead in leads), len(leads))
 
 
@@ -69,7 +69,7 @@ def at_failure(strata: Strata, share: float, horizon: str, name: str) -> Estimat
     """Share of a GPU's failures that were not announced, but detected as they happened."""
 
     def of(stratum: str) -> Estimate:
-        seen = [late for one in strata[stratum] for late in one.judged[horizon][name].at_failure]
+        seen = [late for gpu in strata[stratum] for late in gpu.judged[horizon][name].at_failure]
         return wilson(sum(seen), len(seen))
 
     return weighted([(share, of("with_sign")), (1 - share, of("without"))])
@@ -77,8 +77,8 @@ def at_failure(strata: Strata, share: float, horizon: str, name: str) -> Estimat
 
 def false_alarms(strata: Strata, horizon: str, name: str) -> Estimate:
     """False alarms a GPU-day."""
-    judged = [one.judged[horizon][name] for one in strata["contained"]]
-    numbers = np.array([one.num_false for one in judged], dtype=float)
+    judged = [gpu.judged[horizon][name] for gpu in strata["contained"]]
+    numbers = np.array([gpu.num_false for gpu in judged], dtype=float)
     a_window = estimate(lambda drawn: drawn @ numbers / drawn.sum(axis=1), numbers.size)
     in_windows = CONTAINED_PER_GPU_DAY * CONTAINED_DAYS
     return weighted(
@@ -87,9 +87,9 @@ def false_alarms(strata: Strata, horizon: str, name: str) -> Estimate:
 
 
 def _ordinary(strata: Strata, horizon: str, name: str) -> Estimate:
-    judged = [one.judged[horizon][name] for one in strata["healthy"]]
-    numbers = np.array([one.num_false for one in judged], dtype=float)
-    days = np.array([one.days for one in judged])
+    judged = [gpu.judged[horizon][name] for gpu in strata["healthy"]]
+    numbers = np.array([gpu.num_false for gpu in judged], dtype=float)
+    days = np.array([gpu.days for gpu in judged])
     exact = poisson(int(numbers.sum()), float(days.sum()))
     drawn = estimate(lambda counts: (counts @ numbers) / (counts @ days), numbers.size)
     return Estimate(exact.point, min(exact.low, drawn.low), max(exact.high, drawn.high))
@@ -115,7 +115,7 @@ def by_chance(false: Estimate, horizon: str) -> float:
 
 def firing(strata: Strata, horizon: str, name: str) -> Estimate:
     """Share of the readings of healthy GPUs at which it alarms."""
-    shares = np.array([one.judged[horizon][name].firing for one in strata["healthy"]])
+    shares = np.array([gpu.judged[horizon][name].firing for gpu in strata["healthy"]])
     return estimate(lambda counts: counts @ shares / counts.sum(axis=1), shares.size)
 
 
@@ -175,7 +175,7 @@ def _scores(strata: Strata, horizon: str) -> Table:
         "only detected as they happen (%):1 | Precision (%):3 | Median lead (h):1 | "
         "announced with a sign (n) | False alarms a GPU-day:4 | a 1000 GPU-days:1 | "
         "Healthy readings with an alarm (%):2",
-        [_score(strata, horizon, one.name, one.title) for one in PREDICTORS],
+        [_score(strata, horizon, predictor.name, predictor.title) for predictor in PREDICTORS],
         notes=[
             f"{100 * SHARE:.0f} % of the failures have a sign. Those without are hit by chance; "
             "'by chance at its rate' is what as many alarms at random times would hit.",
@@ -210,17 +210,17 @@ def _score(strata: Strata, horizon: str, name: str, title: str) -> tuple[Cell, .
 
 def _shares(strata: Strata) -> Table:
     false = {
-        (horizon, one.name): false_alarms(strata, horizon, one.name)
+        (horizon, predictor.name): false_alarms(strata, horizon, predictor.name)
         for horizon in HORIZONS
-        for one in PREDICTORS
+        for predictor in PREDICTORS
     }
     rows: list[tuple[Cell, ...]] = []
     for share in SHARES:
-        for one in PREDICTORS:
-            row: list[Cell] = [f"{100 * share:.0f} %", one.title]
+        for predictor in PREDICTORS:
+            row: list[Cell] = [f"{100 * share:.0f} %", predictor.title]
             for horizon in HORIZONS:
-                found = recall(strata, share, horizon, one.name)
-                right = precision(found, false[horizon, one.name])
+                found = recall(strata, share, horizon, predictor.name)
+                right = precision(found, false[horizon, predictor.name])
                 row += [percent(found), percent(right)]
             rows.append(tuple(row))
     of_horizon = [
@@ -239,13 +239,13 @@ def _shares(strata: Strata) -> Table:
 def _signs(strata: Strata) -> Table:
     horizon, _ = HORIZONS
     of_sign = {
-        sign: {"with_sign": [one for one in strata["with_sign"] if one.sign == sign]}
+        sign: {"with_sign": [gpu for gpu in strata["with_sign"] if gpu.sign == sign]}
         for sign in MEDIAN_LEAD_HOURS
     }
     rows: list[tuple[Cell, ...]] = []
-    for one in PREDICTORS:
-        found = (recall_in(part, "with_sign", horizon, one.name) for part in of_sign.values())
-        rows.append((one.title, *map(percent, found)))
+    for predictor in PREDICTORS:
+        found = (recall_in(part, "with_sign", horizon, predictor.name) for part in of_sign.values())
+        rows.append((predictor.title, *map(percent, found)))
     return Table(
         "risk_signs",
         f"Failures announced within {horizon}, by the sign before them (%)",
@@ -258,7 +258,7 @@ def _signs(strata: Strata) -> Table:
 def _sample(strata: Strata) -> Table:
     horizon, _ = HORIZONS
     number = {name: len(histories) for name, histories in strata.items()}
-    days = sum(one.judged[horizon]["never"].days for one in strata["healthy"])
+    days = sum(gpu.judged[horizon]["never"].days for gpu in strata["healthy"])
     of_contained = CONTAINED_DAYS * number["contained"], 1000 * CONTAINED_PER_GPU_DAY
     failures = 1000 * published.FAILURES_PER_GPU_DAY
     return Table(

@@ -100,12 +100,12 @@ def training(
 
     with tempfile.TemporaryDirectory() as folder:
         variant = overhead.ours_and_clip if watched else overhead.clip_alone
-        one = variant(model, optimizer, Path(folder))
+        loop = variant(model, optimizer, Path(folder))
         for turn in range(steps):
-            one.step(tokens(turn))
-        yield one, tokens
-        if one.monitor is not None:
-            one.monitor.close()
+            loop.step(tokens(turn))
+        yield loop, tokens
+        if loop.monitor is not None:
+            loop.monitor.close()
 
 
 def emptied() -> int:
@@ -134,14 +134,14 @@ def paired(
             memory.append(torch.cuda.memory_allocated() if ON_GPU else 0)
             peaks = {False: 0, True: 0}
             for turn in range(WARM_UP, WARM_UP + turns):
-                for one in (plain, watched) if turn % 2 == 0 else (watched, plain):
-                    peak = most_bytes(partial(one.step, tokens(turn)))
-                    peaks[one is watched] = max(peaks[one is watched], peak)
+                for loop in (plain, watched) if turn % 2 == 0 else (watched, plain):
+                    peak = most_bytes(partial(loop.step, tokens(turn)))
+                    peaks[loop is watched] = max(peaks[loop is watched], peak)
             weights = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
             equal = all(torch.equal(local(a), local(b)) for a, b in weights)
             assert watched.monitor is not None
             problem = watched.monitor.problem
-    before, after = (one.seconds[WARM_UP:] for one in (plain, watched))
+    before, after = (loop.seconds[WARM_UP:] for loop in (plain, watched))
     ratios = sorted(b / a for a, b in zip(before, after, strict=True))
     low, _, high = quantiles(ratios, n=4)
     return {
@@ -191,10 +191,10 @@ def compared(
             emptied()
             torch._dynamo.reset()
             make = training(name, watched=watched, steps=COMPARED, wrap=wrap, shape=shape)
-            with make as (one, _):
+            with make as (loop, _):
                 digests.append([
                     int(local(p).view(whole[p.element_size()]).sum(dtype=torch.int64))
-                    for p in one.model.parameters()
+                    for p in loop.model.parameters()
                 ])  # fmt: skip
     finally:
         torch.use_deterministic_algorithms(False)
@@ -220,17 +220,17 @@ def waits_of(name: str) -> dict[str, Any]:
     """Number of each of `WAITS`, which some steps have."""
     found: dict[str, dict[str, int]] = {}
     for label, watched in (("without", False), ("with", True)):
-        with training(name, watched=watched) as (one, tokens):
+        with training(name, watched=watched) as (loop, tokens):
             batches = [tokens(turn) for turn in range(TRACED)]
             with profile() as profiler:
                 for batch in batches:
-                    one.step(batch)
+                    loop.step(batch)
         names = Counter(event.name for event in profiler.events())
         found[label] = {
             wait: sum(number for name, number in names.items() if name.startswith(wait))
             for wait in WAITS
         }
-        del one
+        del loop
         emptied()
     more = {wait: found["with"][wait] - found["without"][wait] for wait in WAITS}
     return {**found, "more_with_the_monitor": {wait: n for wait, n in more.items() if n}}
@@ -259,20 +259,20 @@ def measure_checkpoints(
     name = "5M" if tiny else "qwen2.5-3B"
     costs = list[dict[str, Any]]()
     free = shutil.disk_usage(tempfile.gettempdir()).free
-    with tempfile.TemporaryDirectory() as folder, training(name, watched=False) as (one, tokens):
+    with tempfile.TemporaryDirectory() as folder, training(name, watched=False) as (loop, tokens):
         batch = tokens(0)
-        state = {"training": ModelState(one.model, one.optimizer)}
+        state = {"training": ModelState(loop.model, loop.optimizer)}
         saving = Checkpoints(
             Path(folder) / "checkpoints", keep=1, fingerprint=name, asynchronous=asynchronous
         )
         own = psutil.Process().memory_info
         before_all = own().rss
         for step in range(1, saves + 1):
-            alone = one.seconds[-WARM_UP:]
-            one.seconds.clear()
+            alone = loop.seconds[-WARM_UP:]
+            loop.seconds.clear()
             saving.begin(step, state)
             while (outcome := saving.poll()) is None:
-                one.step(batch)
+                loop.step(batch)
             if not isinstance(outcome, SavedCheckpoint):
                 costs.append({"problem": str(outcome)})
                 break
@@ -284,14 +284,14 @@ def measure_checkpoints(
                     "durable_seconds": outcome.durable_seconds,
                     "good_seconds": outcome.seconds,
                     "step_seconds_before": median(alone),
-                    "step_seconds_beside": median(one.seconds) if one.seconds else None,
-                    "steps_beside": len(one.seconds),
+                    "step_seconds_beside": median(loop.seconds) if loop.seconds else None,
+                    "steps_beside": len(loop.seconds),
                     "bytes_more_of_host_memory": own().rss - before_all,
                 }
             )
             tell(costs)
             for _ in range(WARM_UP):
-                one.step(batch)
+                loop.step(batch)
     return {"model": name, "free_bytes": free, "saves": costs}
 
 

@@ -29,7 +29,7 @@ from rmetric.simulation.study import (
 )
 
 RECIPE = "published"
-#: Of the metric in every log unless others are asked for; the mode comes on top. The weights and
+#: Of the metric in every log unless others are given; the mode comes on top. The weights and
 #: the threshold are the paper's, the window and ΔL from the first loss those of the simulator.
 CONFIG = RMetricConfig.simulation(variant="authors_simulator")
 #: The seed whose 720 logs the authors' code was run with, and these were compared with.

@@ -116,7 +116,7 @@ def approaches(analysis: PublishedAnalysis) -> Table:
 
 
 def published_detectors(analysis: PublishedAnalysis) -> Table:
-    """Table 3: the published rows, R by other settings, other detectors, and trivial rules."""
+    """Table 3 of the paper: the published rows, R by other settings, other detectors, and trivial rules."""
     rows: list[tuple[Cell, ...]] = []
     for name, row in ROWS.items():
         if name not in analysis.traces:
@@ -328,7 +328,7 @@ def _where_they_differ(ours: SeedScores, theirs: SeedScores | None) -> list[Cell
     """F1 of `theirs` by each rule where its mean is not that of `ours`."""
     if theirs is None:
         return [None] * len(RULES)
-    pairs = ([spread(getattr(one, f"{rule}_f1")) for one in (ours, theirs)] for rule in RULES)
+    pairs = ([spread(getattr(study, f"{rule}_f1")) for study in (ours, theirs)] for rule in RULES)
     return [there if abs(there.point - here.point) > DIFFER else None for here, there in pairs]
 
 

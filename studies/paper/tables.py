@@ -118,7 +118,7 @@ def scenarios(analysis: Analysis) -> Table:
 
 
 def detectors(analysis: Analysis) -> Table:
-    """Table 3: every detector under every protocol."""
+    """Table 3 of the emergent and stress studies; the paper's is `published_detectors`."""
 
     def row(protocol: str, title: str, scores: Scores, *cells: Cell) -> tuple[Cell, ...]:
         difference, paper = cells or (None, None)

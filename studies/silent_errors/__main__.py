@@ -42,13 +42,13 @@ def looked_at(name: str, only: list[str] | None = None) -> Iterator[dict[str, An
     # A sound training is its own control; the second set's errors have none.
     wanted = {"found": not name.endswith("sound"), "control": name != "second"}
     with unpacked() as folder:
-        for one in trainings(folder, name):
-            if only and one.name not in only:
+        for run in trainings(folder, name):
+            if only and run.name not in only:
                 continue
-            entry = {"name": one.name, "thread": one.thread, "what": one.what, "ranks": one.ranks}
+            entry = {"name": run.name, "thread": run.thread, "what": run.what, "ranks": run.ranks}
             for key in filter(wanted.get, wanted):
                 try:
-                    entry[key] = findings(folder, name, one, key == "found")
+                    entry[key] = findings(folder, name, run, key == "found")
                 except RuntimeError as problem:
                     entry[key], entry["problem"] = [], str(problem).splitlines()[-1]
             yield entry
@@ -57,15 +57,15 @@ def looked_at(name: str, only: list[str] | None = None) -> Iterator[dict[str, An
 def row(entry: dict[str, Any], accepted: list[str]) -> dict[str, Any]:
     """A training in the table."""
     found = entry.get("found", [])
-    named = [one for one in found if any(_is_named(one, kind) for kind in accepted)]
-    best = next((one for one in named if one["severity"] == "error"), named[0] if named else {})
+    named = [seen for seen in found if any(_is_named(seen, kind) for kind in accepted)]
+    best = next((seen for seen in named if seen["severity"] == "error"), named[0] if named else {})
     return {
         **{key: entry[key] for key in ("name", "thread", "what", "ranks")},
         "accepted": " ".join(accepted),
         "found": best.get("kind", ""),
         "severity": best.get("severity", ""),
         "step": best.get("step", ""),
-        "other errors": _errors(one for one in found if one not in named),
+        "other errors": _errors(seen for seen in found if seen not in named),
         "errors of the control": _errors(entry.get("control", [])),
     }
 
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     for entry in entries:
         seen.append(entry)
         shown = entry["found"] if "found" in entry else entry["control"]
-        kinds = [f"{one['kind']}@{one['step']}" for one in shown]
+        kinds = [f"{finding['kind']}@{finding['step']}" for finding in shown]
         print(entry["name"], *kinds, entry.get("problem", ""), flush=True)
     made = [row(entry, labels.get(entry["name"]) or []) for entry in seen]
     if not options.only:

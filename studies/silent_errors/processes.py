@@ -74,23 +74,23 @@ def _module(path: Path) -> Any:
     return module
 
 
-def of_script(one: Script) -> list[dict[str, Any]]:
+def of_script(script: Script) -> list[dict[str, Any]]:
     """Findings of a program, as those of `findings`. Raises RuntimeError if it fails."""
     with TemporaryDirectory(prefix="rmetric-") as out:
         paths = [str(DATA.parent), *filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])]
         more = {"JUDGED_OUT": out, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         try:
             subprocess.run(
-                [sys.executable, str(one.path)], env=os.environ | more, cwd=out, check=True,
+                [sys.executable, str(script.path)], env=os.environ | more, cwd=out, check=True,
                 capture_output=True, timeout=SCRIPT_SECONDS,
             )  # fmt: skip
         except subprocess.CalledProcessError as error:
-            raise RuntimeError(f"{one.name}: {error.stderr.decode()[-2000:]}") from None
+            raise RuntimeError(f"{script.name}: {error.stderr.decode()[-2000:]}") from None
         except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"{one.name}: {error}") from None
+            raise RuntimeError(f"{script.name}: {error}") from None
         seen = [json.loads(path.read_text()) for path in sorted(Path(out).glob("*.json"))]
     if problem := next((problem for process in seen for problem in process["problems"]), None):
-        raise RuntimeError(f"{one.name}: {problem}")
+        raise RuntimeError(f"{script.name}: {problem}")
     return _once(entry for process in seen for entry in process["findings"])
 
 
@@ -102,11 +102,11 @@ def _once(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda entry: int(entry["step"]))
 
 
-def findings(folder: Path, module: str, one: Any, error: bool) -> list[dict[str, Any]]:
+def findings(folder: Path, module: str, training: Any, error: bool) -> list[dict[str, Any]]:
     """Findings of all ranks of one training, each kind once of each severity, as entries."""
-    if isinstance(one, Script):
-        return of_script(one)
-    name, ranks = one.name, one.ranks
+    if isinstance(training, Script):
+        return of_script(training)
+    name, ranks = training.name, training.ranks
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
     import torch.distributed as dist
@@ -162,8 +162,8 @@ def _train(
         return monitor
 
     try:
-        one = next(one for one in trainings(folder, module) if one.name == name)
-        one.run(watch, error=error)
+        training = next(training for training in trainings(folder, module) if training.name == name)
+        training.run(watch, error=error)
         problem = next((m.problem for m in monitors if m.problem), None)
         found = [f.as_entry() for monitor in monitors for f in monitor.findings]
         results.put(problem or found)

@@ -61,7 +61,7 @@ class Injector:
 
     def __init__(self, folder: Path, injections: tuple[Injection, ...], rank: int) -> None:
         self._folder = folder / FOLDER
-        self._own = [one for one in injections if one.rank == rank]
+        self._own = [injection for injection in injections if injection.rank == rank]
 
     def before(self, step: int) -> None:
         """Inject the failures that replace a step or precede it."""
@@ -81,7 +81,7 @@ class Injector:
 
     def _due(self, kind: str, step: int) -> bool:
         """An injection of this kind is due; it is recorded so that it happens once."""
-        return any(self._noted(one) for one in self._own if (one.kind, one.step) == (kind, step))
+        return any(self._noted(due) for due in self._own if (due.kind, due.step) == (kind, step))
 
     def _noted(self, injection: Injection) -> bool:
         entry: dict[str, Any] = {

@@ -106,7 +106,7 @@ class TestSkipStep:
             taken.append([])
             for step, loss in backward_passes(model, 6, monitor.optimizer):
                 if step == 4:  # as the detector's alarm on the step before
-                    monitor._delivery.raise_alert(alert(step=3, source="calibrated"))
+                    monitor._delivery.deliver(alert(step=3, source="calibrated"))
                 monitor.check_before_step(loss)
                 before = weights(model)
                 monitor.optimizer.step()

@@ -219,7 +219,7 @@ def test_a_fatal_source_that_joins_is_passed_on(fatal, called):
     guard = FakeGuard()
     monitor = train(make_model(), watched(AskGuard(guard, fatal=fatal)), steps=3)
     for step, source in enumerate(["calibrated", "gradient_explosion", "non_finite"], start=4):
-        monitor._delivery.raise_alert(alert(step, source))
+        monitor._delivery.deliver(alert(step, source))
     assert [key.removeprefix("alarm of ") for *_, key in guard.requests] == called
     assert [key.removeprefix("alarm of ") for *_, is_fatal, key in guard.requests if is_fatal] == [
         *fatal

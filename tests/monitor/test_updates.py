@@ -214,7 +214,7 @@ def test_a_lost_reward_is_forgotten_where_the_training_goes_back():
     raised = []
     delivery = SimpleNamespace(
         new_alert=lambda *alert: alert,
-        raise_alert=lambda alert, own: raised.append(alert[:2]),
+        deliver=lambda alert, own: raised.append(alert[:2]),
     )  # fmt: skip
     judge = UpdateJudge(None, delivery)
     records = [Record(step=n, policy={"reward": n / 20 if n <= 20 else 0.0}) for n in range(1, 30)]

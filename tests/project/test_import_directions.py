@@ -144,9 +144,9 @@ def imports() -> list[Import]:
 @pytest.mark.long
 def test_the_table_has_every_room_and_lists_nothing_that_is_not_imported():
     found = defaultdict(set)
-    for edge in imports():
-        if not edge.of.startswith("studies"):
-            found[edge.of].add(edge.room)
+    for entry in imports():
+        if not entry.of.startswith("studies"):
+            found[entry.of].add(entry.room)
     rooms = {room_of(module) for module in MODULES if module.split(".")[0] == "rmetric"}
     assert rooms == set(IMPORTS)
     for room, listed in IMPORTS.items():
@@ -170,23 +170,23 @@ def of_study(room: str) -> bool:
 
 FORBIDDEN: dict[str, Callable[[Import], bool]] = {
     "a room imports what its line of the table lacks": (
-        lambda edge: edge.of in IMPORTS and edge.room not in IMPORTS[edge.of].split()
+        lambda entry: entry.of in IMPORTS and entry.room not in IMPORTS[entry.of].split()
     ),
     "a room imports a study or the face": (
-        lambda edge: not of_study(edge.of) and (of_study(edge.room) or edge.room == "__init__")
+        lambda entry: not of_study(entry.of) and (of_study(entry.room) or entry.room == "__init__")
     ),
     "a study imports another study or the command line": (
-        lambda edge: of_study(edge.of) and edge.room != SHARED
-        and (of_study(edge.room) or edge.room in NOT_FOR_STUDIES)
+        lambda entry: of_study(entry.of) and entry.room != SHARED
+        and (of_study(entry.room) or entry.room in NOT_FOR_STUDIES)
     ),
     # `_util` is a room for all of the house; the names in it are not for it alone.
-    "a private name of another room is imported": lambda edge: is_private(edge.name),
+    "a private name of another room is imported": lambda entry: is_private(entry.name),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_no_import_is_forbidden(what):
-    wrong = [edge.where for edge in imports() if FORBIDDEN[what](edge)]
+    wrong = [entry.where for entry in imports() if FORBIDDEN[what](entry)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -27,7 +27,7 @@ EVERYTHING = {
 
 
 def requirements(lines):
-    return {req.name: req for req in map(Requirement, lines)}
+    return {entry.name: entry for entry in map(Requirement, lines)}
 
 
 def of_file(name):
@@ -39,33 +39,33 @@ def given():
     """Every requirement of the project, by name; the base and the extras agree on a range."""
     found = {}
     for line in chain(PROJECT["dependencies"], *EXTRAS.values()):
-        req = Requirement(line)
-        if req.name != "rmetric":
-            first = found.setdefault(req.name, req)
-            assert first.specifier == req.specifier, req
+        entry = Requirement(line)
+        if entry.name != "rmetric":
+            first = found.setdefault(entry.name, entry)
+            assert first.specifier == entry.specifier, entry
     return found
 
 
-def is_exact(req):
-    return any(specifier.operator == "==" for specifier in req.specifier)
+def is_exact(entry):
+    return any(specifier.operator == "==" for specifier in entry.specifier)
 
 
 def test_exact_versions_stand_in_the_constraints_alone():
-    assert [str(req) for req in given().values() if is_exact(req)] == []
-    assert [str(req) for req in of_file("requirements.txt").values() if is_exact(req)] == []
+    assert [str(entry) for entry in given().values() if is_exact(entry)] == []
+    assert [str(entry) for entry in of_file("requirements.txt").values() if is_exact(entry)] == []
     constraints = of_file("constraints.txt")
-    assert all(is_exact(req) for req in constraints.values())
-    for name, req in constraints.items():
-        [exact] = req.specifier
-        assert exact.version in given()[name].specifier, req
+    assert all(is_exact(entry) for entry in constraints.values())
+    for name, entry in constraints.items():
+        [exact] = entry.specifier
+        assert exact.version in given()[name].specifier, entry
 
 
 def test_requirements_have_everything_with_the_projects_ranges_and_the_constraints():
     everything = of_file("requirements.txt")
     assert everything.keys() >= EVERYTHING
     assert everything.keys() >= requirements(PROJECT["dependencies"]).keys()
-    for name, req in everything.items():
-        assert req.specifier == given()[name].specifier, req
+    for name, entry in everything.items():
+        assert entry.specifier == given()[name].specifier, entry
     assert "\n-c constraints.txt\n" in (ROOT / "requirements.txt").read_text(encoding="utf-8")
     assert '"--constraint", "constraints.txt"' in (ROOT / "tasks.py").read_text(encoding="utf-8")
 

@@ -191,9 +191,7 @@ READ: dict[str, tuple[str, list[tuple], str]] = {
         "step,train/loss,loss\n1,9.0,3.0\n", curve((1, 3.0)), "'train/loss' could be loss too",
     ),
     "a column named twice": ("step,loss,loss\n1,3.0,9.0\n", curve((1, 3.0)), "named twice"),
-    "a last row that is cut": (
-        "step,loss\n1,3.0\n2,2.5\n3", TWO, "is cut off and was left out",
-    ),
+    "a last row that is cut": ("step,loss\n1,3.0\n2,2.5\n3", TWO, "is cut off and was left out"),
     "a last object that is cut": (
         '{"step":1,"loss":3.0}\n{"step":2,"loss":2.5}\n{"st', TWO, "is cut off and was left out",
     ),
@@ -259,6 +257,14 @@ READ: dict[str, tuple[str, list[tuple], str]] = {
     "batches of epochs": (
         "".join(f"epoch {e} batch {b}/2 loss={2.5 - e}\n" for e in range(2) for b in range(2)),
         curve((0, 2.5), (1, 2.5), (2, 1.5), (3, 1.5)), "not: a step is an epoch",
+    ),
+    "a mean of the epoch": (
+        "epoch 0 batch 0/2 loss=2.5\nepoch 0 batch 1/2 loss=2.25\nepoch 0 loss=9\n",
+        curve((0, 2.5), (1, 2.25)), "left out: 1 line with a loss and no step",
+    ),
+    "a batch on few lines": (
+        "".join(f"Epoch 1 {'' if i % 4 else f'Batch {i} '}Loss {3 - i / 8}\n" for i in range(8)),
+        curve(*((i, 3 - i / 8) for i in range(8))), "no step is stated, or on few lines",
     ),
     "lines with a loss alone": (
         "loading 4 files\n" + "".join(f"loss={x} acc=0.5\nval loss=9.0\n" for x in LOSSES),
@@ -417,8 +423,8 @@ def test_what_was_guessed_is_noted_and_a_map_needs_no_guess(tmp_path):
 
 
 def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
-    text = '{"step": 5, "wallclock": 1.5, "loss": 2}\n{"step": 5, "wallclock": 2, "val_loss": 3}'
-    (record,) = only(read(tmp_path, text)).records
+    entries = {"wallclock": 1.5, "loss": 2}, {"wallclock": 2, "val_loss": 3}
+    (record,) = only(read(tmp_path, lines({"step": 5} | entry for entry in entries))).records
     assert record == Record(step=5, time=2.0, training_loss=2.0, validation_loss=3.0)
 
 

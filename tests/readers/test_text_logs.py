@@ -307,14 +307,25 @@ def test_the_loss_of_a_line_that_was_cut_in_its_middle_is_not_half_a_number():
     assert cells_of(text_programs.HUGGING_FACE, "{'loss': 2.2") == []
 
 
-def test_steps_of_the_trainer_without_a_bar_are_counted():
-    text = "{'loss': 2.5, 'epoch': 0.1}\n{'eval_loss': 2.4, 'epoch': 0.1}\n{'loss': 2.3, 'epoch': 0.2}\n"
+@pytest.mark.parametrize(
+    ("epochs", "steps"),  # by the step of the bar before
+    [
+        ({None: (0.1, 0.2), 0: (0.3,), 40: (0.4,)}, [1, 2, 3, 40]),
+        ({57: (0.11, 0.21, 0.32, 0.43, 0.53), 79: (0.63, 0.74)}, [11, 22, 33, 44, 55, 66, 77]),
+        ({50: (0.01, 0.1, 0.2, 0.3, 0.4, 0.5)}, [1, 10, 20, 30, 40, 50]),  # the first one too
+        ({98: (0.98,), 100: (0.99, 0.995, 1.0)}, [98, 100, 100, 100]),
+    ],
+)
+def test_entries_of_the_trainer_behind_one_bar_or_none(epochs, steps):
+    text = ""
+    for done, some in epochs.items():
+        text += f"\r 50%|█████     | {done}/100 [00:10<08:10,  1.00s/it]"
+        text += "".join(f"{{'loss': 2.5, 'epoch': {epoch}}}\n" for epoch in some)
+        text += f"{{'eval_loss': 2.4, 'epoch': {some[-1]}}}\n"
     assert text_programs.HUGGING_FACE.mark.search(text)
-    assert cells_of(text_programs.HUGGING_FACE, text) == [
-        {"step": 1, "loss": 2.5},
-        {"step": 1, "eval_loss": 2.4},
-        {"step": 2, "loss": 2.3},
-    ]
+    found = cells_of(text_programs.HUGGING_FACE, text)
+    assert [row["step"] for row in found if "loss" in row] == steps
+    assert found[-1] == {"step": steps[-1], "eval_loss": 2.4}
 
 
 def test_an_accuracy_is_no_loss():
@@ -331,20 +342,23 @@ OTHERS = {
     ),
     "steps inside of an epoch": (
         "Epoch 1 Iter 20/500: loss 3.2\nEpoch 1 Iter 500/500: loss 3.1\n"
-        "Epoch 1 done, train loss 3.15, val loss 3.0\nEpoch 2 Iter 20/500: loss 2.9\n",
-        [(20, 3.2), (500, 3.1), (500, None, 3.0), (520, 2.9)],
+        "Epoch 1 done, train loss 3.15, val loss 3.0\nEpoch 2 Iter 20/500: loss 2.9\n"
+        "Epoch 2 Iter 7/9: val loss 2.75\nEpoch 1 Iter 20/500: loss 3.3\n",
+        [(20, 3.2), (500, 3.1), (500, None, 3.0), (520, 2.9), (520, None, 2.75), (20, 3.3)],
     ),
-    "epochs alone": (
-        "Epoch 1/3, Train Loss: 2.5, Val Loss: 2.4\nEpoch 2/3, Train Loss: 2.3, Val Loss: 2.2\n",
+    "epochs alone, two words and an equals sign": (
+        "Epoch 1/3, Train Loss: 2.5, Val Loss: 2.4\nEpoch 2: Train Loss=2.3, Val Loss=2.2\n",
         [(1, 2.5, 2.4), (2, 2.3, 2.2)],
     ),
-    "two words and an equals sign": (
-        "Epoch 1: Train Loss=2.5, Val Loss=2.4\nEpoch 2: Train Loss=2.3, Val Loss=2.2\n",
-        [(1, 2.5, 2.4), (2, 2.3, 2.2)],
-    ),
-    "a count beside the batch's size": (
+    "the step first, a count beside the batch's size": (
+        "0: train loss 4.5, val loss 4.25\n100: train loss 3.5, val loss 3.25\n"
         "[000500/9000] A | loss 2.5 | batch 16\n[001000/9000] B | loss 2.4 | batch 16\n",
-        [(500, 2.5), (1000, 2.4)],
+        [(0, 4.5, 4.25), (100, 3.5, 3.25), (500, 2.5), (1000, 2.4)],
+    ),
+    "rounded steps": (
+        "step:4K smpl:134K loss:0.5 grdn:15.5\nstep:4K smpl:140K loss:0.5 grdn:15.5\n"
+        "step:5K smpl:146K loss:0.5 grdn:15.5\nstep:5K smpl:146K loss:0.5 grdn:15.5\n",
+        [(4000, 0.5, None, 15.5), (4000, 0.5, None, 15.5), (5000, 0.5, None, 15.5)],
     ),
     "a heading with values below it": (
         "2024-05-01 10:00:00.123 train:962 INFO [step=1/100,epoch=0]\n    train/CrossEntropyLoss=11.5\n"
@@ -377,26 +391,14 @@ OTHERS = {
         "Epoch: [1][  10/500]\tTime  0.25 ( 0.30)\tLoss 6.25e+00 (6.75e+00)\tAcc@1   0.39 (  0.10)\n",
         [(10, 6.5), (510, 6.25)],
     ),
-    "the step first": (
-        "0: train loss 4.5, val loss 4.25\n100: train loss 3.5, val loss 3.25\n",
-        [(0, 4.5, 4.25), (100, 3.5, 3.25)],
-    ),
-    "more than one loss": (
-        "step: 1 | policy loss: 0.1 | z_loss: 0.2 | loss: 2.5\nstep: 2 | policy loss: 0.1 | loss: 2.25\n",
-        [(1, 2.5), (2, 2.25)],
-    ),
-    "the word for an evaluation elsewhere": (
+    "more than one loss, the word for an evaluation elsewhere": (
+        "step: 1 | policy loss: 0.1 | z_loss: 0.2 | loss: 4.5\nstep: 2 | policy loss: 0.1 | loss: 4.25\n"
         "step 10: loss 3.5\nstep 20: loss 3.25\nValidation: loss 3.0\n[eval] step 20 loss=2.75\n"
         "best val loss 2.5 at step 10\ntest step 20: loss 9.0\nstep 30: loss 2.5\n",
-        [(10, 3.5), (20, 3.25), (20, None, 3.0), (20, None, 2.75), (30, 2.5)],
+        [(1, 4.5), (2, 4.25), (10, 3.5), (20, 3.25), (20, None, 3.0), (20, None, 2.75), (30, 2.5)],
     ),
-    "two splits": (
-        "Ep 1, Step 000000, Train: 9.5, Val: 9.6, Step tok/sec: 7238\n"
-        "Ep 1, Step 000015, Train: 6.5, Val: 6.25, Step tok/sec: 12545\n",
-        [(0, 9.5, 9.6), (15, 6.5, 6.25)],
-    ),
-    "a step in parentheses": (
-        "Ep 1 (Step 000000): Train loss 9.5, Val loss 9.6\nEvery effort moves you\n"
+    "two splits, a step in parentheses": (
+        "Ep 1, Step 000000, Train: 9.5, Val: 9.6, Step tok/sec: 7238\nEvery effort moves you\n"
         "Ep 1 (Step 000005): Train loss 8.5, Val loss 8.25\n",
         [(0, 9.5, 9.6), (5, 8.5, 8.25)],
     ),
@@ -484,8 +486,7 @@ def test_bits_per_byte_are_an_evaluation_only_by_map(tmp_path):
     (run,) = read_text(tmp_path / "a.log", NANOCHAT).runs
     assert [r.validation_loss for r in run.records] == [None, None, 9.25]
     assert any("validation_bpb" in note for note in run.notes)
-    mapping = {"eval_loss": "validation_bpb"}
-    (run,) = read_text(tmp_path / "a.log", NANOCHAT, mapping).runs
+    (run,) = read_text(tmp_path / "a.log", NANOCHAT, {"eval_loss": "validation_bpb"}).runs
     assert run.records[0].validation_loss == 3.25
 
 

@@ -27,9 +27,9 @@ def train_on(rank, folder, *layouts):
     from studies.tiny_llama.loop import ReferenceTraining
 
     for name, more in layouts:
-        config = settings(folder / name, *more, ranks=dist.get_world_size())
-        torch.set_default_dtype(getattr(torch, config.options.precision))
-        training = ReferenceTraining(config, torch.device("cpu"))
+        setup = settings(folder / name, *more, ranks=dist.get_world_size())
+        torch.set_default_dtype(getattr(torch, setup.options.precision))
+        training = ReferenceTraining(setup, torch.device("cpu"))
         with training.guard:
             training.run()
         dist.barrier()
@@ -44,18 +44,18 @@ def losses_of(folder):
     return {entry["step"]: (entry["training_loss"], entry["gradient_norm"]) for entry in metrics}
 
 
-def plain_losses(config):
+def plain_losses(setup):
     """The whole batch at once in one process, by torch's own loss, clipping and optimiser."""
-    torch.set_default_dtype(getattr(torch, config.options.precision))
+    torch.set_default_dtype(getattr(torch, setup.options.precision))
     try:
-        return list(_plain_steps(config))
+        return list(_plain_steps(setup))
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def _plain_steps(config):
-    options, model = config.options, Llama(config.shape)
-    initialise(model, config.shape, options.seed)
+def _plain_steps(setup):
+    options, model = setup.options, Llama(setup.shape)
+    initialise(model, setup.shape, options.seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1
     )
@@ -63,7 +63,7 @@ def _plain_steps(config):
         optimizer, lambda done: min(1.0, (done + 1) / options.warmup)
     )
     for step in range(1, options.steps + 1):
-        rows = torch.from_numpy(rows_of(config.data, step, 0, options.batch))
+        rows = torch.from_numpy(rows_of(setup.data, step, 0, options.batch))
         logits = model(rows[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         loss.backward()

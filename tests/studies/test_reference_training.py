@@ -47,7 +47,7 @@ def largest_difference(folder, plain):
     found = losses_of(folder)
     assert len(found) == len(plain)
     pairs = zip(found.values(), plain, strict=True)
-    return max(abs(got - expected) for both in pairs for got, expected in zip(*both, strict=True))
+    return max(abs(loss - other) for both in pairs for loss, other in zip(*both, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -167,22 +167,22 @@ def test_an_injection_strikes_one_rank_once(tmp_path, monkeypatch, capsys, kind)
 
 @pytest.mark.slow
 def test_torchrun_starts_it_again_after_a_kill(tmp_path, plain):
-    config = settings(tmp_path / "run")
+    setup = settings(tmp_path / "run")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [
             *torchrun, "--nproc-per-node=2", "--max-restarts=1", "-m", "studies.tiny_llama",
-            *SMALL, "--folder", str(config.folder.path), "--layout=tensor=2", "--inject=kill@5:1",
+            *SMALL, "--folder", str(setup.folder.path), "--layout=tensor=2", "--inject=kill@5:1",
             "--synchronous",
         ],
         env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (config.folder.path / "injected" / "kill@5:1.json").exists()
+    assert (setup.folder.path / "injected" / "kill@5:1.json").exists()
     assert "after step 3" in done.stdout
-    assert largest_difference(config.folder.path, plain) < CLOSE
-    assert {beat.phase for beat in config.folder.beats().values()} == {"finished"}
+    assert largest_difference(setup.folder.path, plain) < CLOSE
+    assert {beat.phase for beat in setup.folder.beats().values()} == {"finished"}
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, plain):
@@ -369,12 +369,12 @@ def test_the_layout_of_a_supervisor_counts(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.set_layout(Layout(pipeline=2, micro_batch=2, accumulation=3))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    args = parser().parse_args(["--layout=tensor=2,data=2"])
-    assert settings_of(args, 2).layout == folder.layout()
+    options = parser().parse_args(["--layout=tensor=2,data=2"])
+    assert settings_of(options, 2).layout == folder.layout()
     with pytest.raises(ValueError, match=r"there are 4 ranks .*layout.json, takes 2"):
-        settings_of(args, 4)
+        settings_of(options, 4)
     with pytest.raises(ValueError, match="the supervisor's is"):
         settings_of(parser().parse_args(["--folder", str(tmp_path / "other")]), 2)
     folder.layout_file.write_text("{")
     with pytest.raises(ValueError, match=r"layout.json holds no layout"):
-        settings_of(args, 2)
+        settings_of(options, 2)

@@ -293,7 +293,7 @@ def _own(entry: dict[str, Any], sequence: int | None) -> ModelShape:
     heads, hidden = _number(entry, "heads"), _number(entry, "hidden")
     given = {"kv_heads": heads, "head_size": hidden // heads, **entry}
     assumed = given.get("assumed", [])
-    if not isinstance(assumed, list) or not all(isinstance(each, str) for each in assumed):
+    if not isinstance(assumed, list) or not all(isinstance(text, str) for text in assumed):
         raise ValueError(f"'assumed': found {shown(assumed)}; a list of sentences is accepted")
     given["assumed"] = tuple(assumed)
     given["name"] = str(entry.get("name") or "model")
@@ -357,7 +357,7 @@ def _hugging_face_experts(entry: dict[str, Any]) -> dict[str, int]:
         if entry.get(key, 1) != 1:
             raise ValueError(f"{key!r} above 1: layers that differ cannot be counted")
     dense = entry.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or any(each not in dense for each in range(len(dense))):
+    if not isinstance(dense, list) or any(layer not in dense for layer in range(len(dense))):
         raise ValueError(f"'mlp_only_layers': {shown(dense)}; only the first layers may be dense")
     width = _number(entry, "intermediate_size")
     expert_ffn = _number(entry, "moe_intermediate_size", default=width)

@@ -23,7 +23,7 @@ def as_json(answer: LayoutPlan) -> dict[str, Any]:
     problem, best = answer.problem, answer.best
     settings = None
     if best is not None:
-        launches = [each._asdict() for each in torchrun_launches(best.placement)]
+        launches = [launch._asdict() for launch in torchrun_launches(best.placement)]
         settings = {"torchrun": launches, problem.engine.name: _engine_settings(problem, best)}
     return {
         "model": problem.model.as_json(),
@@ -76,26 +76,26 @@ def as_text(answer: LayoutPlan) -> str:
         f"{counted(cluster.num_gpus, 'GPU')} ({_sum_of(cluster.sizes)}), {cluster.gpu.name}, "
         f"{in_words(cluster.usable_memory)} of {in_words(cluster.gpu.memory)} usable; "
         f"{problem.engine.name}",
-        *(f"assumed: {printable(each)}" for each in model.assumed),
+        *(f"assumed: {printable(assumption)}" for assumption in model.assumed),
         "",
     ]
     best = answer.best
     if best is None:
         lines += ["Nothing fits.", *_wrapped(f"Binding constraint: {answer.why}")]
-        for each in answer.would_help:
-            lines += _wrapped(f"- {each}")
+        for hint in answer.would_help:
+            lines += _wrapped(f"- {hint}")
         return "\n".join(lines)
     lines += _best(answer, best)
     if answer.alternatives:
         rows = [
-            (str(each.layout), f"{each.gain(best):+.1%}", in_words(each.memory.total),
-             "computed again" if each.recompute else "")
-            for each in answer.alternatives
+            (str(option.layout), f"{option.gain(best):+.1%}", in_words(option.memory.total),
+             "computed again" if option.recompute else "")
+            for option in answer.alternatives
         ]  # fmt: skip
         lines += ["", "Next best", *_columns(rows, right=(1, 2))]
     if hints := idle_hints(problem, best):
         lines += ["", "Idle GPUs would be used with"]
-        lines += [line for each in hints for line in _wrapped(f"  {each}")]
+        lines += [line for hint in hints for line in _wrapped(f"  {hint}")]
     return "\n".join([*lines, "", "Start it", *_start(problem, best)])
 
 
@@ -120,7 +120,7 @@ def _best(answer: LayoutPlan, best: Option) -> list[str]:
         f"  {best.step.tokens_per_second:,.0f} tokens a second, {best.step.seconds:.3g} s a step; "
         f"{in_words(best.memory.total)} of {in_words(usable)} on the fullest GPU (estimates)",
         *_wrapped(f"  Why: {answer.why}."),
-        *(line for each in best.remarks for line in _wrapped(f"  Note: {each}.")),
+        *(line for remark in best.remarks for line in _wrapped(f"  Note: {remark}.")),
         "",
         "Time of a step",
         *_columns(seconds, right=(1, 2)),

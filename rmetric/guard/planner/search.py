@@ -45,8 +45,8 @@ class Option:
             "recompute": self.recompute,
             "memory_bytes": {**self.memory._asdict(), "total": self.memory.total},
             "step_seconds": self.step._asdict(),
-            "ranks": [list(each) for each in self.placement.ranks],
-            "idle": [list(each) for each in self.placement.idle],
+            "ranks": [list(place) for place in self.placement.ranks],
+            "idle": [list(place) for place in self.placement.idle],
             "remarks": list(self.remarks),
         }
 
@@ -72,7 +72,7 @@ class LayoutPlan:
         return {
             "engine": self.problem.engine.name,
             "best": self.best.as_json() if self.best else None,
-            "alternatives": [each.as_json() for each in self.alternatives],
+            "alternatives": [option.as_json() for option in self.alternatives],
             "why": self.why,
             "would_help": list(self.would_help),
         }
@@ -142,11 +142,11 @@ def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
         return LayoutPlan(problem=problem, best=None, why=why, would_help=would_help)
     found.sort(key=_order)
     best, why = _choose(found, current, problem)
-    others = [each for each in found if each is not best][: options.alternatives]
+    others = [option for option in found if option is not best][: options.alternatives]
     return LayoutPlan(
         problem=problem,
         best=replace(best, remarks=_remarks(best, current)),
-        alternatives=tuple(replace(each, remarks=_remarks(each, current)) for each in others),
+        alternatives=tuple(replace(option, remarks=_remarks(option, current)) for option in others),
         why=why,
     )
 
@@ -224,7 +224,7 @@ def _order(found: Option) -> tuple[float | int, ...]:
 def _cutoff(best: dict[tuple[int, ...], Option], keep: int, margin: float) -> float:
     if len(best) < keep:
         return 0.0
-    rates = sorted((each.step.tokens_per_second for each in best.values()), reverse=True)
+    rates = sorted((option.step.tokens_per_second for option in best.values()), reverse=True)
     return min(rates[keep - 1], (1 - margin) * rates[0])
 
 
@@ -297,7 +297,7 @@ def _may_fit(problem: Problem, fullest: Split) -> bool:
     # An uneven share may be cut into parts that are smaller than any micro-batch of the list.
     smallest = 1 if problem.uneven_batch else problem.micro_batches[0]
     leanest = Layout(micro_batch=smallest, **fullest._asdict())
-    needed = min(_memory(problem, leanest, each).total for each in problem.recompute)
+    needed = min(_memory(problem, leanest, how).total for how in problem.recompute)
     return needed <= problem.cluster.usable_memory
 
 
@@ -385,9 +385,9 @@ def _choose(
 ) -> tuple[Option, str]:
     fastest, margin = found[0], problem.options.margin
     enough = (1 - margin) * fastest.step.tokens_per_second
-    near = [each for each in found if each.step.tokens_per_second >= enough]
+    near = [option for option in found if option.step.tokens_per_second >= enough]
     if current is None:
-        whole = [each for each in near if each.layout.context == 1]
+        whole = [option for option in near if option.layout.context == 1]
         short = problem.model.sequence <= rules.SHORT_SEQUENCE
         if fastest.layout.context == 1 or not whole or not short:
             return fastest, "the highest estimated throughput of all layouts that fit"
@@ -396,7 +396,7 @@ def _choose(
             f"no layout that leaves sequences whole is faster; with CP{fastest.layout.context} it "
             f"would be {slower:.1%} faster, less than the margin of {margin:.0%} of the estimate"
         )
-    best = min(near, key=lambda each: len(_changes(current, each.layout)))
+    best = min(near, key=lambda option: len(_changes(current, option.layout)))
     changed = _changes(current, best.layout)
     what = f"changes {', '.join(changed)}" if changed else "keeps TP, PP, CP and EP"
     if best is fastest:
@@ -469,13 +469,13 @@ def _freed(problem: Problem) -> dict[str, Problem]:
 
 def _why_nothing_fits(problem: Problem) -> str:
     """Binding constraint: memory, or the rules if they exclude every layout."""
-    each = (
+    candidates = (
         (layout, recompute, _memory(problem, layout, recompute))
         for split in _splits(problem, hopeless=True)
         for layout in _layouts(problem, split)
         for recompute in problem.recompute
     )
-    least = min(each, key=lambda found: (found[2].total, found[0].num_gpus), default=None)
+    least = min(candidates, key=lambda found: (found[2].total, found[0].num_gpus), default=None)
     if least is None:
         return _no_layout(problem)
     layout, recompute, needed = least

@@ -16,15 +16,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rmetric.reporting.page.series import (
-    Charts,
-    Floats,
-    Panel,
-    Series,
-    kept,
-    merged,
-    spans,
-)
+from rmetric.reporting.page.series import Charts, Floats, Panel, Series, kept, merged, spans
 from rmetric.reporting.page.traces import Alarm
 
 _HERE = Path(__file__).parent

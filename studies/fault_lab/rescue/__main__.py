@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the seeds, or what was asked for instead; returns the exit code."""
+    """Run the seeds, or what was requested instead; returns the exit code."""
     from studies.fault_lab.rescue import campaign
     from studies.fault_lab.rescue.policies import KNOWN, NOTHING, PARTS, POLICIES, RESCUE
     from studies.fault_lab.rescue.tables import OPEN, SEALED, made, pack, write

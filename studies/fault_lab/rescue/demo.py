@@ -110,7 +110,7 @@ def train(
     from studies.fault_lab.corpus import corpus
 
     parallel = joblib.Parallel(n_jobs=min(num_processes, len(chosen)))
-    panels = parallel(delayed(train_panel)(*one) for one in chosen)
+    panels = parallel(delayed(train_panel)(*task) for task in chosen)
     return {"corpus_sha256": corpus(chosen[0][1].text).digest, "panels": panels}
 
 
@@ -206,10 +206,10 @@ def _pretty(value: Any, indent: int = 0) -> list[str]:
     if not (isinstance(value, dict) or nested):
         return [json.dumps(value, ensure_ascii=False)]
     space, entries = " " * (indent + 1), []
-    pairs = value.items() if isinstance(value, dict) else ((None, one) for one in value)
-    for key, one in pairs:
+    pairs = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+    for key, item in pairs:
         begin = "" if key is None else f"{json.dumps(key)}: "
-        entries.append(space + begin + "".join(_pretty(one, indent + 1)))
+        entries.append(space + begin + "".join(_pretty(item, indent + 1)))
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     return [opening + "\n" + ",\n".join(entries) + "\n" + " " * indent + closing]
 

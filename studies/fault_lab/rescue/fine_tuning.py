@@ -100,22 +100,22 @@ WHICH = {"nothing": "Nothing", "before": "Rescue, as it was before", "rescue": "
 
 def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
     cells: list[tuple[Cell, ...]] = []
-    for name, of_one in rows.items():
-        failing = [found for found in of_one if failed(found)]
+    for name, runs in rows.items():
+        failing = [found for found in runs if failed(found)]
         number = len(failing)
         if name == "nothing":
             ends, harms, held_others, changed = Counter(lost=number), [0.0], 0, 0
         else:
             ends = Counter(map(ending, failing))
-            harms = list(map(harm, of_one))
-            held_others = sum(f["rescue"]["held"] for f in of_one if not failed(f))
-            changed = sum(not untouched(found) for found in of_one)
+            harms = list(map(harm, runs))
+            held_others = sum(f["rescue"]["held"] for f in runs if not failed(f))
+            changed = sum(not untouched(found) for found in runs)
         averted, held = ends["averted"], ends["held"]
         cells.append(
             (
                 WHICH[name], number, averted, held, ends["lost"],
                 wilson(averted, number), wilson(averted + held, number),
-                max(harms), sum(one > COSTS for one in harms), held_others, changed,
+                max(harms), sum(value > COSTS for value in harms), held_others, changed,
             )
         )  # fmt: skip
     return Table(
@@ -156,7 +156,7 @@ def by_fault(rows: dict[str, list[dict[str, Any]]]) -> Table:
             lasts = "for good" if for_good else "passes"
             cells.append((fault.replace("_", " "), lasts, len(chosen["rescue"]), *counts))
     when = ("before", "now") if "before" in rows else ("now",)
-    kinds = [f"{kind}, {one}" for one in when for kind in ("averted", "held", "lost")]
+    kinds = [f"{kind}, {moment}" for moment in when for kind in ("averted", "held", "lost")]
     return Table(
         "fine_tuning_by_fault",
         "The failing fine-tunings, by fault",

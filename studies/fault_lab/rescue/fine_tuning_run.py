@@ -127,8 +127,8 @@ class Disturbed:
         self.executed += 1
         if self.run.fault == "weights" and self.executed == self.run.onset:
             with torch.no_grad():
-                for one in self.model.parameters():
-                    one.add_(self._noise(one), alpha=self.run.severity * float(one.std()))
+                for param in self.model.parameters():
+                    param.add_(self._noise(param), alpha=self.run.severity * float(param.std()))
 
     @property
     def acts(self) -> bool:
@@ -148,15 +148,15 @@ class Disturbed:
     def gradients(self) -> None:
         if not self.acts:
             return
-        found = [one.grad for one in self.model.parameters() if one.grad is not None]
+        found = [param.grad for param in self.model.parameters() if param.grad is not None]
         if self.run.fault == "ascent":
             torch._foreach_mul_(found, -self.run.severity)
         elif self.run.fault == "gradient_zero":
             torch._foreach_zero_(found)
         elif self.run.fault == "gradient_noise":
-            for one in found:
-                scale = self.run.severity * float(one.norm()) / one.numel() ** 0.5
-                one.add_(self._noise(one), alpha=scale)
+            for gradient in found:
+                scale = self.run.severity * float(gradient.norm()) / gradient.numel() ** 0.5
+                gradient.add_(self._noise(gradient), alpha=scale)
 
     def settings(self, scheduled: float) -> None:
         """Set the rate and the betas of the step, which the schedule sets anew at each."""
@@ -171,13 +171,13 @@ class Disturbed:
 
     def before_update(self) -> None:
         if self.acts and self.run.fault == "hidden_rate":
-            self._before = [one.detach().clone() for one in self.model.parameters()]
+            self._before = [param.detach().clone() for param in self.model.parameters()]
 
     def after_update(self) -> None:
         before, self._before = self._before, []
         with torch.no_grad():
-            for one, old in zip(self.model.parameters(), before, strict=False):
-                one.add_(one - old, alpha=self.run.severity - 1)
+            for param, old in zip(self.model.parameters(), before, strict=False):
+                param.add_(param - old, alpha=self.run.severity - 1)
 
     @property
     def _age(self) -> int:

@@ -141,7 +141,7 @@ def by_columns(diagram: Diagram) -> Layout:
         # Beside the tail's column, where no box is, and apart from the labels before it.
         across = [rights[ranks[edge.tail]] + part * gap for part in (0.5, 0.8, 0.2)]
         places = [(at, y + (to_y - y) * (at - x) / (to_x - x)) for at in across]
-        apart = [min([GAP, *(dist(place, one) for one in labels if one)]) for place in places]
+        apart = [min([GAP, *(dist(place, label) for label in labels if label)]) for place in places]
         labels.append(places[apart.index(max(apart))] if edge.label else None)
     return Layout(width=left - gap, height=height, centres=centres, curves=curves, labels=labels)
 
@@ -232,7 +232,7 @@ def kept(diagram: Diagram) -> dict[str, Any] | None:
 def keep(diagrams: Iterable[Diagram]) -> None:
     """Make placed.json anew: `keep(diagrams(read_study(Path())))` of the package above."""
     version = dot_version()
-    made = {digest(one): {"version": version, "layout": asdict(by_dot(one))} for one in diagrams}
+    made = {digest(item): {"version": version, "layout": asdict(by_dot(item))} for item in diagrams}
     PLACED.write_text(json.dumps(made) + "\n", encoding="utf-8")
 
 

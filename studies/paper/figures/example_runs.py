@@ -170,7 +170,7 @@ def _missing(run: Run) -> list[bool]:
     """True for each of `SIGNALS` that the run never logged, whatever its weight."""
     config = settings_of(run).config
     _, missing = computed(run, replace(config, weights=Components(1.0, 1.0, 1.0)))
-    return [bool(one) for one in missing]
+    return [bool(flag) for flag in missing]
 
 
 def _unlogged(examples: Sequence[Example]) -> dict[str, str]:

@@ -116,10 +116,10 @@ def _mark(axes: Axes, found: pd.DataFrame, leads: str, *, filled: bool) -> None:
     label = axes.get_xlabel()
     shown = found.assign(time_left=found.time_left.clip(lower=0), lead=found[leads].clip(lower=0))
     sns.scatterplot(
-        shown.fillna({"lead": 0.0}), x="time_left", y="lead", hue="kind", style="kind",
-        palette={kind: look_of(kind).colour for kind in kinds},
+        shown.fillna({"lead": 0.0}), x="time_left", y="lead", hue="kind", style="kind", alpha=0.7,
+        palette={kind: look_of(kind).colour for kind in kinds}, linewidth=0.8,
         markers={kind: look_of(kind).marker for kind in kinds},
-        s=16, alpha=0.7, linewidth=0.8, clip_on=False, zorder=3, legend=False, ax=axes,
+        s=16 if filled else 40, zorder=4 - filled, clip_on=False, legend=False, ax=axes,
     )  # fmt: skip
     axes.set_xlabel(label)
     points = axes.collections[-1]

@@ -141,7 +141,7 @@ def _plot_f1(axes: Axes, shown: dict[str, Curve], always: Scores) -> None:
     for name, curve in shown.items():
         axes.plot(curve.sweep.threshold, curve.sweep.f1, **LINES[name])
         f1 = curve.operating.f1
-        axes.plot(THRESHOLD, f1.point, **_point(name))
+        axes.plot(THRESHOLD, f1.point, **_point(name), clip_on=False)
         if name == "r_metric":
             axes.plot([THRESHOLD] * 2, [f1.low, f1.high], color=GREY, linewidth=3, zorder=1.5)
     axes.set(xlim=(0, max(THRESHOLDS)), ylim=(-0.02, 1.02), xlabel="threshold", ylabel="F1")

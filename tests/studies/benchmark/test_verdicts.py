@@ -99,7 +99,7 @@ def test_early_is_five_steps_before_the_loss_has_broken():
         assert early(cases, neutral(cases, alerts), alerts).tolist() == [expected], step
 
 
-def test_instant_failures_are_told_apart_and_what_sees_them_is_stated():
+def test_instant_failures_are_told_apart_and_what_sees_them_is_reported():
     instant = made_run("i", "acute", failure=ONSET, gradient_norm={ONSET: inf})
     entries = made_run("e", "acute", failure=ONSET, non_finite_gradients={ONSET: 1})
     weights = made_run("w", "acute", failure=ONSET, parameter_norm={ONSET: inf})
@@ -130,7 +130,7 @@ def test_a_kind_that_is_left_out_is_judged_by_thresholds_that_never_saw_it():
     assert found["share"].point == 0.5
     known = calibrate(runs, 0.0)
     detectors = [(CalibratedDetector(known), run) for run in rough]
-    assert not any(detector.update(r).alarm for detector, run in detectors for r in run.records)
+    assert not any(judge.update(record).alarm for judge, run in detectors for record in run.records)
 
 
 def heavy(seed: int) -> dict[int, float]:

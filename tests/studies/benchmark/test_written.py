@@ -53,7 +53,7 @@ KNOWN = [(sig.family, sig.id) for sig in (*SignatureLibrary.shipped(), *inferred
 
 def known(entry: str) -> bool:
     family, _, pattern = entry.partition("@")[0].partition("/")
-    return any(family == its and fnmatchcase(id, pattern or "*") for its, id in KNOWN)
+    return any(family == group and fnmatchcase(id, pattern or "*") for group, id in KNOWN)
 
 
 def test_each_class_and_each_injected_kind_has_a_meaning_in_the_library() -> None:
@@ -101,7 +101,7 @@ def job(**fields: object) -> WrittenCase:
         name="job-1", group="job-1", folder=Path(), outcome="failed", kind="storage", rank=2,
         node="n1", node_of_rank={0: "n0", 2: "n1"}, cause_class="disk_full",
     )  # fmt: skip
-    return WrittenCase(case=case, set="05", told={**base, **fields})
+    return WrittenCase(case=case, set="05", manifest={**base, **fields})
 
 
 #: Neither a rank nor a node is labelled.
@@ -115,7 +115,7 @@ def attempt(number: int, outcome: str) -> Attempt:
     )  # fmt: skip
 
 
-def diagnosis(**fields: object) -> Diagnosis:
+def a_diagnosis(**fields: object) -> Diagnosis:
     base = {
         "outcome": "failed", "cause": "cuda_out_of_memory", "family": "out of GPU memory",
         "stage": "train", "confidence": 0.9,
@@ -127,11 +127,11 @@ def diagnosis(**fields: object) -> Diagnosis:
 
 
 def test_an_answer_is_scored_on_all_its_parts() -> None:
-    found = scored(job(), diagnosis())
+    found = scored(job(), a_diagnosis())
     assert (found.outcome_right, found.cause, found.cause_at) == (True, "wrong", 2)
     assert (found.first, found.among_five, found.stage_right) == (1.0, 1.0, True)
     assert (found.attempts, found.attempts_found, found.ends_right) == (2, 2, 1)
-    whole = scored(job(), diagnosis(attempts=(), stage="launch", outcome="healthy", cause=None))
+    whole = scored(job(), a_diagnosis(attempts=(), stage="launch", outcome="healthy", cause=None))
     assert (whole.outcome_right, whole.cause, whole.cause_at) == (False, "unknown", 2)
     assert (whole.stage_right, whole.attempts_found, whole.ends_right) == (False, 1, 0)
     refused = scored(job(), REFUSED)  # logs that are refused are wrong in everything
@@ -141,8 +141,8 @@ def test_an_answer_is_scored_on_all_its_parts() -> None:
 
 def test_a_node_counts_where_no_rank_is_labelled() -> None:
     on_node = replace(job(), case=replace(job().case, rank=None))
-    assert scored(on_node, diagnosis()).first == 1.0
-    assert scored(NOWHERE, diagnosis()).first is None
+    assert scored(on_node, a_diagnosis()).first == 1.0
+    assert scored(NOWHERE, a_diagnosis()).first is None
 
 
 def test_the_calibration_error_by_hand() -> None:
@@ -173,8 +173,8 @@ def test_a_fit_ranks_what_was_right_first_and_keeps_to_the_signs() -> None:
 
 
 def test_shares_rise_with_the_confidence_and_tell_from_where_an_answer_is_sure() -> None:
-    good = [scored(job(causes=["cuda_oom"]), diagnosis(basis="cause", score=0.9))] * 40
-    bad = [scored(job(), diagnosis(basis="cause", score=0.6))] * 30
+    good = [scored(job(causes=["cuda_oom"]), a_diagnosis(basis="cause", score=0.9))] * 40
+    bad = [scored(job(), a_diagnosis(basis="cause", score=0.6))] * 30
     knots, sure = shares([*good, *bad, scored(job(), REFUSED)])
     (low, few), (high, most) = knots["cause"]
     assert (low, high) == (0.6, 0.9)
@@ -206,14 +206,14 @@ def test_stored_answers_are_limited_by_the_model_of_today() -> None:
 )
 def test_an_answer_without_a_labelled_cause_is_right_by_outcome_and_line(answer, right):
     known = JobScores("a", "g", "", "failed", 1, {})
-    reply = Answer(**{"outcome": "failed", "family": "disk full", **answer})  # type: ignore[arg-type]
-    assert is_right(known, reply) is right
+    given = Answer(**{"outcome": "failed", "family": "disk full", **answer})  # type: ignore[arg-type]
+    assert is_right(known, given) is right
     healthy = replace(known, outcome="healthy")
-    assert is_right(healthy, reply) is (reply.outcome == "healthy" and reply.cause is None)
+    assert is_right(healthy, given) is (given.outcome == "healthy" and given.cause is None)
 
 
 def test_scores_come_back_from_their_file_and_a_bad_row_is_named(tmp_path: Path) -> None:
-    rows = [scored(job(), diagnosis()), scored(NOWHERE, REFUSED)]
+    rows = [scored(job(), a_diagnosis()), scored(NOWHERE, REFUSED)]
     path = tmp_path / "scores.csv"
     write_rows(path, WrittenScores, rows)
     assert read_rows(path, WrittenScores) == rows
@@ -224,7 +224,7 @@ def test_scores_come_back_from_their_file_and_a_bad_row_is_named(tmp_path: Path)
 
 
 def test_answers_of_first_looks_have_a_row_of_their_own() -> None:
-    first = scored(job(), diagnosis(basis="cause", score=0.9))
+    first = scored(job(), a_diagnosis(basis="cause", score=0.9))
     today = replace(first, cause="right")
     errors, bins = calibration_tables([], [first], [today])
     assert [row[:2] for row in errors.rows] == [(FIRST, 1), (TODAY, 1), ("all of today", 1)]
@@ -245,7 +245,7 @@ def test_macro_f1_is_the_mean_over_the_classes() -> None:
     assert "a (hang), a (out of GPU memory)" in gpualert.table(other).notes[0]
 
 
-def test_the_gpualert_corpus_is_read_without_the_line_that_names_the_fault(tmp_path: Path) -> None:
+def test_the_gpualert_corpus_is_read_without_the_line_that_tells(tmp_path: Path) -> None:
     text = b"[inject] mode=nan_loss\nstep 1 loss 2.1\nFloatingPointError: loss is nan\n"
     with tarfile.open(tmp_path / "corpus.tar.xz", "w:xz") as tar:
         info = tarfile.TarInfo("corpus/a.log")
@@ -257,15 +257,15 @@ def test_the_gpualert_corpus_is_read_without_the_line_that_names_the_fault(tmp_p
     arguments = ["real", "--split", "gpualert", "--logs", str(tmp_path), "--out", str(out)]
     assert main([*arguments, "--jobs", "1"]) == 0
     [found] = read_rows(out / "gpualert.csv", gpualert.Classified)
-    assert (found.said, found.source) == ("nan_loss", "injected")
+    assert (found.answer, found.source) == ("nan_loss", "injected")
     (tmp_path / "labels.jsonl").write_text(json.dumps(label | {"mode": "other"}))
     assert main([*arguments, "--jobs", "1"]) == 2
     assert main([*arguments[:4], str(tmp_path / "none"), "--jobs", "1"]) == 2
 
 
 def test_shares_are_of_the_jobs_that_have_the_label() -> None:
-    first = scored(job(), diagnosis())
-    other = scored(job(stages=[""]), diagnosis(cause="disk_full", family="disk full"))
+    first = scored(job(), a_diagnosis())
+    other = scored(job(stages=[""]), a_diagnosis(cause="disk_full", family="disk full"))
     well = replace(first, outcomes=("healthy",), causes=(), cause="", first=None, stage_right=None)
     sets, parts, misses = written_tables([first, other], [other, other, well])
     rows = {row[0]: dict(zip((column.label for column in sets.columns), row, strict=True))
@@ -309,7 +309,7 @@ def test_a_set_holds_the_jobs_of_its_first_look_and_labels_of_lines_that_are_the
     assert len(jobs) == SETS[name].jobs
     assert digest([SETS[name].archive]) == SETS[name].sha256
     for job in jobs:
-        meta = job.told
+        meta = job.manifest
         for label in job.case.labels:
             assert 1 <= label.line <= length(job.case.folder / label.file), (job.case.name, label)
         roles = {label.role for label in job.case.labels}
@@ -340,8 +340,8 @@ def test_set_01_is_that_of_its_seal() -> None:
         tarfile.open(SETS["01"].archive) as archive,
         tarfile.open(fileobj=sealed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
-        files = [file for file in archive.getmembers() if file.isfile()]
-        for member in sorted(files, key=lambda file: file.name.split("/", 1)):
+        files = [member for member in archive.getmembers() if member.isfile()]
+        for member in sorted(files, key=lambda member: member.name.split("/", 1)):
             info = tarfile.TarInfo(f"sealed/{member.name}")
             info.size = member.size
             tar.addfile(info, archive.extractfile(member))
@@ -362,7 +362,7 @@ def test_a_manifest_that_lacks_something_is_named(tmp_path: Path) -> None:
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two sets, 02 and development, of a job each; returns a folder for results."""
     jobs = unpacked(SETS["development"], tmp_path / "all")
-    two = {job.told["variant"]: job for job in jobs}
+    two = {written.manifest["variant"]: written for written in jobs}
     rows = []
     for name, variant, commit in (("02", "requeued, four", "abc"), ("development", "full", "")):
         folder = tmp_path / "parts" / name

@@ -15,8 +15,8 @@ from tests.studies.case_study.runs import write_examples
 TOKENIZER = byte_tokenizer()
 
 
-def fault_of(spec: str, onset: int = 400, duration: int | None = None) -> Fault:
-    [fault] = faults_of(spec, onset, duration)
+def fault_of(text: str, onset: int = 400, duration: int | None = None) -> Fault:
+    [fault] = faults_of(text, onset, duration)
     return fault
 
 
@@ -131,7 +131,7 @@ def test_the_learning_rate_is_multiplied_or_runs_away():
 def test_faults_of_gradients_change_them_by_their_severity():
     gradient = torch.linspace(-1, 1, 30)
     scaled, turned, spoilt = (
-        fault_of(spec).gradient for spec in ("GRADIENT_SCALE:7", "SIGN_FLIP_ALL", "NAN_GRADIENT")
+        fault_of(name).gradient for name in ("GRADIENT_SCALE:7", "SIGN_FLIP_ALL", "NAN_GRADIENT")
     )
     assert torch.equal(scaled(gradient, 7.0), 7 * torch.linspace(-1, 1, 30))
     assert torch.equal(turned(gradient, 2.0), -2 * torch.linspace(-1, 1, 30))

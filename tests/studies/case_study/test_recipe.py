@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused(device, method, length, message):
         models.plan_training(read_config(QWEN_3B), Settings(sequence_length=length), device, method)
 
 
-def test_a_host_without_room_for_the_state_before_the_onset_is_refused(monkeypatch):
+def test_a_host_without_room_for_the_state_before_the_onset_is_reported(monkeypatch):
     def refuse(needed: int, what: str) -> None:
         assert needed == 3 * 4 * NUMBER
         raise MemoryError(f"{what} do not fit")

@@ -75,7 +75,7 @@ def test_the_plot_has_the_calibrated_score_its_threshold_and_its_first_alarm(sco
 
 
 @pytest.mark.parametrize(
-    ("failure", "first", "words"),
+    ("failure", "first", "expected"),
     [
         (230, None, "missed"),
         (None, None, "no alarm"),
@@ -87,12 +87,12 @@ def test_the_plot_has_the_calibrated_score_its_threshold_and_its_first_alarm(sco
         (None, 200, "200: on a fault that was absorbed"),
     ],
 )
-def test_the_verdict_is_that_of_the_causal_rule(failure, first, words):
+def test_the_verdict_is_that_of_the_causal_rule(failure, first, expected):
     run = {"onset_step": 200, "failure_step": failure}
-    assert verdict(run, first) == words
+    assert verdict(run, first) == expected
     # Without a fault each alarm is false, also where the run fails by itself.
     control = verdict(run | {"onset_step": None}, first)
-    assert control == (words if first is None else f"{first}: false alarm")
+    assert control == (expected if first is None else f"{first}: false alarm")
 
 
 # -- what counts as a failure; the definitions themselves are those of the simulator

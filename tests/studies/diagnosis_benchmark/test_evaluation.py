@@ -297,7 +297,7 @@ def manifest(tmp_path: Path) -> Path:
     return path
 
 
-def test_real_jobs_are_laid_out_without_giveaways_or_are_errors(manifest, tmp_path):
+def test_real_jobs_are_laid_out_without_what_tells_or_are_errors(manifest, tmp_path):
     logs = tmp_path / "logs"
     first, second, third = real_jobs("development", logs, tmp_path / "work", manifest)
     assert [path.name for path in first.folder.iterdir()] == ["job.log"]
@@ -374,7 +374,7 @@ def test_the_archive_of_injected_jobs_is_whole(split: str, tmp_path: Path) -> No
         assert job.is_healthy == (job.rank is None)
         roles = {label.role for label in job.labels}
         assert not (roles and job.is_healthy), job.name
-        # Without times in the logs no line shows a slow rank.
+        # Without times of ranks, nothing shows a slow one.
         assert roles & {"cause", "symptom"} or job.is_healthy or job.kind == "slow", job.name
         texts = {path.relative_to(job.folder).as_posix(): path.read_bytes()
                  for path in job.folder.rglob("*") if path.is_file()}  # fmt: skip

@@ -132,9 +132,9 @@ def trace(tmp_path: Path) -> Path:
     """Node a relapses after 2 days, b has overlapping faults, c never ends, d at once."""
     path, faults_of = tmp_path / "trace.json", "a1,4 a6,7 a15,16 b2,5 b3,10 c8 d40,40"
     path.write_text(json.dumps([
-        {"event_time": time, "event_type": kind, "node_id": item[0]}
-        for item in faults_of.split()
-        for time, kind in zip(item[1:].split(","), ("fault_start", "fault_end"), strict=False)
+        {"event_time": time, "event_type": kind, "node_id": fault[0]}
+        for fault in faults_of.split()
+        for time, kind in zip(fault[1:].split(","), ("fault_start", "fault_end"), strict=False)
     ]))  # fmt: skip
     return path
 
@@ -154,8 +154,8 @@ def test_the_same_trace_gives_the_same_table(trace: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(faults, "CLOCK_DAYS", 30.0)
     for name in "xy":
         assert main(["faults", str(trace), "--out", str(trace.parent / name), "--jobs", "1"]) == 0
-    first, second = ((trace.parent / name / "faults.csv").read_bytes() for name in "xy")
-    assert first == second
+    first, other = ((trace.parent / name / "faults.csv").read_bytes() for name in "xy")
+    assert first == other
     assert len(first.splitlines()) == 1 + len(faults.SPARES)
 
 

@@ -240,7 +240,7 @@ def test_without_saves_a_job_starts_from_zero_and_saves_that_overlap_have_no_for
         closed_form.exact_ettr(mtbf=1e4, interval=400.0, blocking=20.0, durable=500.0, restart=1.0)
 
 
-def test_a_false_alarm_costs_less_than_its_save_and_a_hit_as_in_the_closed_form() -> None:
+def test_a_false_alarm_costs_less_than_its_save_and_a_hit_what_is_stated() -> None:
     """At a failure in ten hours, saves of 60 s, warnings 61 to 70 s ahead."""
     mtbf, blocking = 36_000.0, 60.0
     interval = round(young(blocking, mtbf), -1)
@@ -248,12 +248,12 @@ def test_a_false_alarm_costs_less_than_its_save_and_a_hit_as_in_the_closed_form(
     usual = job(fleet=ten_hourly, saves=saves(interval, blocking), work_seconds=1500 * mtbf)
     # Two false alarms to a failure.
     crying = replace(usual, predictor=FailurePredictor(false_alarms_per_gpu_day=2 * 0.6 / 8))
-    warned = [NodeFailure(hit.time, hit.slot, 70.0) for hit in islice(failures(usual, 0), 2500)]
+    early = [NodeFailure(node.time, node.slot, 70.0) for node in islice(failures(usual, 0), 2500)]
 
     base = replicate(usual, 0)
     a_failure = base.counts["failures"] / base.wall
     costs = (base.ettr - replicate(crying, 0).ettr) / (2 * a_failure)
-    wins = (simulate(usual, warned).ettr - base.ettr) / a_failure
+    wins = (simulate(usual, early).ettr - base.ettr) / a_failure
     rare = closed_form.false_alarm_costs(blocking=blocking, least_gap=0.25)
     in_time = closed_form.hit_saves(interval=interval, blocking=blocking, least_gap=0.25)
     assert rare == pytest.approx(0.281 * blocking, rel=1e-2)

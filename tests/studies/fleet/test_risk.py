@@ -137,7 +137,7 @@ def test_a_sign_begins_where_it_says_and_not_before(sign):
     assert not trace[:begun].any()
 
 
-def test_published_numbers_are_as_the_page_states():
+def test_published_numbers_are_what_they_are_stated_to_be():
     assert published.NUM_INTERRUPTIONS == 419
     assert published.NUM_OF_A_GPU == 148 + 72 + 19 + 17 + 6
     assert published.GPU_DAYS == 884_736
@@ -237,14 +237,14 @@ bounded = st.tuples(shares, shares, shares).map(sorted).map(lambda b: Estimate(b
 
 @given(bounded, bounded, shares, st.floats(0, 30))
 def test_weighted_sums_lie_between_their_parts_and_false_alarms_lower_precision(
-    first, second, share, more
+    first, other, share, more
 ):
-    mixed = estimates.weighted([(share, first), (1 - share, second)])
+    mixed = estimates.weighted([(share, first), (1 - share, other)])
     assert mixed.low <= mixed.point + 1e-12 <= mixed.high + 2e-12
-    assert mixed.high - mixed.low <= max(first.high - first.low, second.high - second.low) + 1e-9
-    assert estimates.weighted([(1.0, first), (0.0, second)]) == pytest.approx(first)
-    before = estimates.precision(first, second)
-    after = estimates.precision(first, Estimate(*(bound + more for bound in second)))
+    assert mixed.high - mixed.low <= max(first.high - first.low, other.high - other.low) + 1e-9
+    assert estimates.weighted([(1.0, first), (0.0, other)]) == pytest.approx(first)
+    before = estimates.precision(first, other)
+    after = estimates.precision(first, Estimate(*(bound + more for bound in other)))
     assert isnan(before.point) or after.point <= before.point
     assert isnan(before.point) or before.low <= before.point <= before.high
 

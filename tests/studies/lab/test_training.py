@@ -172,8 +172,8 @@ def test_a_planned_change_is_announced_once_and_a_fault_never():
     base = control()
     branches = (branch(base, name) for name in ("BATCH_SIZE_DOWN", "DEAD_WORKER"))
     _, planned, fault = train_seed([base, *branches])
-    events = {r.step: r.planned_events for r in planned.records if r.planned_events}
-    assert events == {11: ("batch_size",)}
+    planned_at = {r.step: r.planned_events for r in planned.records if r.planned_events}
+    assert planned_at == {11: ("batch_size",)}
     assert not any(record.planned_events for record in fault.records)
 
 

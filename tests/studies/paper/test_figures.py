@@ -196,11 +196,11 @@ def test_what_was_not_logged_has_a_word_in_the_legend(logs, study):
     without = read_study(logs)
     for run in without.reference:
         run.records[:] = [replace(record, events=None) for record in run.records]
-    for name, text in (
+    for name, label in (
         ("figure3_example_runs", "n(λ), not logged"),
         ("figure4_thresholds", "R-Metric, λ only: not logged"),
     ):
-        assert text in words_of(name, without)
+        assert label in words_of(name, without)
         assert not any("logged" in words for words in words_of(name, study))
 
 
