@@ -116,7 +116,7 @@ def approaches(analysis: PublishedAnalysis) -> Table:
 
 
 def published_detectors(analysis: PublishedAnalysis) -> Table:
-    """Table 3 of the paper: the published rows, R by other settings, other detectors, and trivial rules."""
+    """The paper's table 3: its rows, R by other settings, other detectors, and trivial rules."""
     rows: list[tuple[Cell, ...]] = []
     for name, row in ROWS.items():
         if name not in analysis.traces:
