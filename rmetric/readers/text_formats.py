@@ -8,7 +8,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from math import log, nan
 
-from rmetric.readers.names import TARGETS, plain_name
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import (
     Cells,
@@ -31,7 +30,6 @@ Values = Mapping[str, str]
 #: keeps from line to line of a file, with the ``step`` that the line has.
 Finish = Callable[[Values, Cells, dict[str, float]], None]
 
-_NAMES = {t: TARGETS[t].names for t in ("loss", "eval_loss", "grad_norm", "learning_rate")}
 _VALUE = r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf(?:inity)?)"
 
 
@@ -178,7 +176,12 @@ MODDED_NANOGPT = _format(
     LineForm(
         r"\bstep:\s?(?P<step>\d+)(?:/\d+)?\s+(?P<rest>.*)",
         values=lambda text: dict(_MODDED_PAIR.findall(text)),
-        names=_NAMES,
+        names={
+            "loss": ("train_loss", "loss"),
+            "eval_loss": ("val_loss",),
+            "grad_norm": ("grad_norm", "gnorm"),
+            "learning_rate": ("lr",),
+        },
         finish=_training_time,
     ),
     # The log begins with the program's source, so the line's form in the source counts as well.
@@ -230,7 +233,12 @@ TORCHTUNE = _format(
     LineForm(
         r"\bStep (?P<step>\d+) \| (?P<rest>.*)",
         values=lambda text: dict(_TORCHTUNE_PAIR.findall(text)),
-        names=_NAMES,
+        names={
+            "loss": ("loss",),
+            "eval_loss": ("val_loss", "valid_loss"),
+            "grad_norm": ("grad_norm",),
+            "learning_rate": ("lr",),
+        },
     ),
     # The progress bar is drawn again and again with the loss of the last step.
     LineForm(r"(?:^|:)\s*\d+\|(?P<step>\d+)\|Loss: (?P<loss>[-+\w.]+):", once=True),
@@ -263,8 +271,14 @@ NANOCHAT = _format(
     "nanochat text",
     LineForm(
         r"\bstep (?P<step>\d+)(?:\s*/\s*\d+)?(?: \([\d.]+ ?%\))? \| (?P<rest>.*)",
-        values=lambda text: {plain_name(name): value for name, value in fields(text).items()},
-        names=_NAMES | {BITS: ("validation_bpb", "val_bpb"), "grad_norm": ("grad_norm", "gn")},
+        values=fields,
+        names={
+            "loss": ("loss", "training loss", "train loss"),
+            "eval_loss": ("validation loss", "val loss"),
+            "grad_norm": ("grad norm", "grad_norm", "gnorm", "gn"),
+            "learning_rate": ("lr", "learning rate"),
+            BITS: ("validation bpb", "val bpb"),
+        },
         finish=_summed_time,
     ),
     mark=re.compile(

@@ -36,8 +36,8 @@ _ASSIGNMENT = re.compile(r"\s*[\w.]+\s*(?::\s*\w+\s*)?=[^=]*(?:#.*)?$")
 _EVALUATION = re.compile(
     r"(?<![\w/])(?:val|valid|validation|eval|evaluation|evaluating|dev)(?![\w/])", re.I
 )
-#: Names of numbers that differ on a line that all ranks print.
-_OF_A_RANK = re.compile(r"time|sec|eta|speed|dt|_s$|mem|gpu|tps|mfu|flops|rank|device|pid")
+#: A rounded step, which several records have.
+_ROUNDED = re.compile(r"\bsteps?[:= ]\s*[\d.]+[KM]\b", re.IGNORECASE)
 _TEST = re.compile(r"^\W*(?:\w+\W+)?test(?:ing)?(?![\w/])", re.IGNORECASE)
 
 
@@ -66,8 +66,8 @@ def rows(
         step = place.of(Words() if _ASSIGNMENT.match(text) else found, names["step"], cells)
         if step is None or not cells.keys() & {*_JUDGED, "grad_norm"}:
             continue
-        others = {n: v for n, v in found.exact.items() if not _OF_A_RANK.search(n)}
-        if rank.accepts(rank_of(text), {**others, "step": step, **cells}):
+        one_line: dict[str, Any] = {"text": text} if _ROUNDED.search(text) else {}
+        if rank.accepts(rank_of(text), {"step": step, **cells, **one_line}):
             if time is not None:
                 cells["time"] = time
             yield Row(line, {"step": step, **cells})
@@ -76,10 +76,10 @@ def rows(
 
 
 def lacks_steps(head: str, mapping: Mapping[str, str]) -> bool:
-    """True if `rows` leaves out most lines with a training loss, because they state no step."""
+    """True if `rows` leaves out most lines with an epoch and a loss, which state no step."""
     place = Place()
-    found = rows(enumerate(head.splitlines()), mapping, place)
-    return sum("loss" in row.cells for row in found) < place.left_out
+    found = [*rows(enumerate(head.splitlines()), mapping, place)]
+    return not found or sum("loss" in row.cells for row in found) < place.left_out
 
 
 def is_without_step(head: str) -> bool:
@@ -243,8 +243,7 @@ class Place:
     heads: bool = False  # the last line held no loss, and so heads those below it ...
     given: set[str] = field(default_factory=set)  # ... which gave this so far
     counts_steps: bool = False
-    begins: dict[float, int] = field(default_factory=dict)  # epoch -> offset
-    left_out: int = 0  # lines with a training loss and no step
+    left_out: int = 0  # lines with an epoch, a training loss and no step
     notes: list[str] = field(default_factory=list)
 
     def of(self, found: Words, names: Iterable[str], cells: dict[str, Any]) -> int | None:
@@ -258,20 +257,20 @@ class Place:
         elif not self.counts_steps:
             raw, alone = _whole(epoch), "epoch" in found.exact
         if raw is None or not (losses or alone):
-            return self._below(cells)
+            return self._below(cells, of_epoch=epoch is not None)
         if self.now > self.epoch and (raw < self.raw or (raw == self.raw and "loss" in cells)):
             self.offset += self.total or self.raw
-            self.begins[self.now] = self.offset
-        elif epoch is not None and epoch < self.epoch:
-            self.offset = self.begins.get(epoch, 0)
+        epochs = found.totals.get("epoch", 0) if "loss" in cells else 0
+        if self.now <= 1 and self.now < self.epoch < epochs:
+            self.offset = 0  # started again before its last epoch
         self.raw, self.total, self.epoch = raw, total or self.total, self.now
         self.last, self.heads, self.given = raw + self.offset, not losses, set()
         return self.last
 
-    def _below(self, cells: dict[str, Any]) -> int | None:
+    def _below(self, cells: dict[str, Any], *, of_epoch: bool) -> int | None:
         """Of a line without a step: the heading's, or for an evaluation the last one."""
         for target in self.given if self.heads else {"loss", "grad_norm"}:
-            self.left_out += cells.pop(target, None) is not None and target == "loss"
+            self.left_out += cells.pop(target, None) is not None and target == "loss" and of_epoch
         self.given |= cells.keys()
         return self.last
 

@@ -36,7 +36,8 @@ class TextFormat:
     Attributes:
         name: in messages and in the index.
         mark: a pattern that the beginning of a file (up to 64 KiB), without colours, has.
-        rows: makes rows of numbered lines, a generator: a file may be larger than the memory.
+        rows: makes rows of numbered lines, a generator: a file may be larger than the memory;
+            `rows_of` selects another for the beginning of a file.
         notes: makes sentences for the run of the beginning of a file.
         other_names: of cells that count only where ``--map`` names them.
     """
@@ -46,6 +47,7 @@ class TextFormat:
     rows: Callable[[Lines], Iterator[Row]]
     notes: Callable[[str], list[str]] = lambda head: []
     other_names: tuple[str, ...] = ()
+    rows_of: Callable[[str], Callable[[Lines], Iterator[Row]]] | None = None
 
 
 def pieces(lines: Lines) -> Iterator[tuple[int, str]]:

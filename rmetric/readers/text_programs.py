@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 from rmetric._util.strict_json import loads
 from rmetric.readers.columns import MEMORY, POLICY, SPEED, WITH_UNIT, columns_among
-from rmetric.readers.names import TARGETS, unit
+from rmetric.readers.names import unit
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import (
     FAR,
@@ -28,76 +28,43 @@ from rmetric.readers.text_parts import (
 _DICT = re.compile(r"\{[^{}]*\}")
 _PAIR = re.compile(r"['\"]([^'\"]+)['\"]\s*:\s*(?:['\"]([^'\"]*)['\"]|(?:\w+\()?([^,}\s]+))")
 _BAR = re.compile(r"(?:^|\})\s*\d+%\|[^|]*\|\s*(\d{1,18})/(\d{1,18})\s\[")
+#: A pipe holds entries back while the bar goes on, so that its step is none of theirs.
+_PIPED = re.compile(r"\d/\d+\s\[[^\]\n]*\]\s*(?:\{[^{}]*'loss'[^{}]*\}\s*){4}")
 _READ = ("loss", "eval_loss", "grad_norm", "learning_rate")
 _STEPS = ("step", "global_step", "global_step/max_steps")
-#: Entries without a step that are held at most.
-_MOST_HELD = 4096
 
 
 class _TrainerSteps:
-    """Gives entries their steps: their own, else by the training's progress bar, else counted.
-
-    A pipe holds entries back while the bar goes on: of several behind one bar the last is at its
-    step, or shortly before. An evaluation has the step of the entry before it.
-    """
+    """Step of the next entry: its own, else that of the training's progress bar, else counted."""
 
     def __init__(self) -> None:
-        self._step, self._interval, self._done, self._total, self._begun = 0, 1, 0, 0, False
-        self._epoch = 0.0
-        self._held: list[tuple[int, Cells, float | None]] = []  # with the epoch of a training's
+        self.step, self._interval, self._done = 0, 1, 0
+        self._total = ""
 
-    def see(self, text: str) -> Iterator[Row]:
-        """Take the bars of a line; returns the entries that stood behind the last one."""
+    def see(self, text: str) -> None:
         for done, total in _BAR.findall(text):
             # An evaluation has a bar too, to another number; the training's is the one
             # that stood before the first entry.
-            if not self._begun or int(total) == self._total:
-                yield from self.release()
-                self._done, self._total = int(done), int(total)
+            if self._total in ("", total):
+                self._done, self._last_total = int(done), total
 
-    def take(self, line: int, values: dict[str, str], cells: Cells) -> Iterator[Row]:
-        """Take an entry, of which some lack a loss; returns those whose step is known now."""
-        epoch = number_in(values.get("epoch")) or 0.0
-        self._epoch = max(self._epoch, epoch)
-        if not cells.keys() & {"loss", "eval_loss", "reward"}:
-            return
-        stated = whole(next((values[name] for name in _STEPS if name in values), None))
-        is_counted = "eval_loss" not in cells or "loss" in cells
-        if stated is not None and is_counted:
-            yield from self.release()
-            self._step, is_counted = stated, False
-        self._begun = self._begun or (is_counted and self._total > 0)
-        self._held.append((line, cells, epoch if is_counted else None))
-        if stated is not None or self._done <= self._step or len(self._held) == _MOST_HELD:
-            yield from self.release()
-
-    def release(self) -> Iterator[Row]:
-        steps = iter(self._steps([epoch for *_, epoch in self._held if epoch is not None]))
-        for line, cells, epoch in self._held:
-            self._step = self._step if epoch is None else next(steps)
-            yield row(line, self._step, cells)
-        self._held = []
-
-    def _steps(self, epochs: list[float]) -> list[int]:
-        """Steps of entries behind one bar, by their epochs or as far apart as those before."""
-        number, ahead = len(epochs), self._done - self._step
-        goes_on = number > 1 and 0 <= ahead - number * self._interval < self._interval
-        if 0 < number <= ahead and not goes_on:  # else there is no bar, or one that lags behind
-            self._interval = ahead // number
-            exact = [round(self._done * epoch / (self._epoch or 1.0)) for epoch in epochs]
-            gaps = [b - a for a, b in pairwise([self._step, *exact])]
-            # Epochs with few decimals are further from the truth than equal distances.
-            if number > 1 and 0 < 2 * min(gaps) < self._interval:
-                return exact
-        even = (self._step + self._interval * n for n in range(1, number + 1))
-        return [min(step, self._total or step) for step in even]
+    def next(self, stated: str | None) -> int:
+        if (value := whole(stated)) is not None:
+            self.step = value
+        elif self._done > self.step:
+            self._interval, self._total = self._done - self.step, self._last_total
+            self.step = self._done
+        else:  # no bar, or one that lags behind
+            self.step += self._interval
+        return self.step
 
 
-def _trainer_rows(lines: Lines) -> Iterator[Row]:
+def _trainer_rows(lines: Lines, *, is_piped: bool = False) -> Iterator[Row]:
     """The closing mean ``train_loss`` is no step's loss and is left out."""
     steps = _TrainerSteps()
     for line, text in pieces(lines):
-        yield from steps.see(text)
+        if not is_piped:
+            steps.see(text)
         for found in _DICT.finditer(text):
             values = {name: quoted or bare for name, quoted, bare in _PAIR.findall(found[0])}
             columns = columns_among(tuple(values), (*POLICY, *MEMORY, *SPEED))
@@ -106,16 +73,20 @@ def _trainer_rows(lines: Lines) -> Iterator[Row]:
             put(cells, **{t: values[c] for t, c in columns.items()})
             for target in cells.keys() & set(WITH_UNIT):
                 cells[target] *= unit(columns[target])
-            yield from steps.take(line, values, cells)
-    yield from steps.release()
+            if cells.keys() & {"loss", "eval_loss", "reward"}:
+                stated = next((values[name] for name in _STEPS if name in values), None)
+                evaluated = "eval_loss" in cells and "loss" not in cells
+                yield row(line, steps.step if evaluated else steps.next(stated), cells)
 
 
 def _trainer_notes(head: str) -> list[str]:
     if any(f"'{name}'" in entry for entry in _DICT.findall(head) for name in _STEPS):
         return []
+    if _PIPED.search(head):
+        return ["many entries stand behind one progress bar: they are counted from 1"]
     return [
         "the Trainer prints no step: it is the progress bar's where one stands before the entry, "
-        "to which several behind one bar are spread, otherwise the entries are counted from 1"
+        "otherwise the entries are counted from 1"
     ]
 
 
@@ -128,6 +99,7 @@ HUGGING_FACE = TextFormat(
         re.IGNORECASE,
     ),
     rows=_trainer_rows,
+    rows_of=lambda head: partial(_trainer_rows, is_piped=_PIPED.search(head) is not None),
     notes=_trainer_notes,
 )
 
@@ -200,6 +172,12 @@ FAIRSEQ = TextFormat(
 
 _MLLOG = re.compile(r":::MLLOG\s*\{")
 _COUNTERS = ("step_num", "step", "samples_count", "sample_count", "epoch_num", "epoch_count")
+_MLPERF_NAMES = {
+    "loss": ("train_loss", "reduced_train_loss", "loss", "lm_loss"),
+    "eval_loss": ("eval_loss", "val_loss", "validation_loss"),
+    "grad_norm": ("grad_norm", "gradient_norm"),
+    "learning_rate": ("lr", "learning_rate"),
+}
 _DECODER = json.JSONDecoder()
 _LANGUAGE = re.compile(r"gpt|llama|mixtral|mixture|deepseek", re.IGNORECASE)
 
@@ -210,7 +188,7 @@ def _mlperf_rows(lines: Lines) -> Iterator[Row]:
     What a language model's benchmark calls ``eval_accuracy`` is its validation loss; other
     benchmarks' accuracies are not read.
     """
-    names, begun = {target: TARGETS[target].names for target in _READ}, None
+    names, begun = _MLPERF_NAMES, None
     for line, text in pieces(lines):
         found = _MLLOG.search(text)
         entry = _object_in(text[found.end() - 1 :]) if found else {}
@@ -223,8 +201,9 @@ def _mlperf_rows(lines: Lines) -> Iterator[Row]:
         stats = value if isinstance(value, dict) else {str(key): value}
         cells: Cells = {}
         put(cells, **{target: _first_of(stats, known) for target, known in names.items()})
-        step = _first_of(entry.get("metadata"), _COUNTERS)
-        if step is not None and 0 <= step < FAR and cells.keys() & {"loss", "eval_loss"}:
+        steps = (_first_of(entry.get("metadata"), [counter]) for counter in _COUNTERS)
+        step = next((step for step in steps if step is not None and 0 <= step < FAR), None)
+        if step is not None and cells.keys() & {"loss", "eval_loss"}:
             put(cells, time=None if time is None or begun is None else (time - begun) / 1000)
             yield row(line, int(step), cells)
 

@@ -30,10 +30,12 @@ def as_reader(text: TextFormat) -> Reader:
     def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
         wanted = {t: name for t, name in mapping.items() if name in text.other_names}
         columns = Columns(by_target=named_by_target().by_target | wanted)
-        notes = [] if wanted else text.notes(without_colours(source.head_text()))
+        head = without_colours(source.head_text())
+        notes = [] if wanted else text.notes(head)
         if len(wanted) < len(mapping):
             notes.append("--map is not needed for this format and was not used")
-        return stream_rows(source, columns, text.rows(whole_lines(source, notes)), notes)
+        rows = text.rows_of(head) if text.rows_of else text.rows
+        return stream_rows(source, columns, rows(whole_lines(source, notes)), notes)
 
     return Reader(
         text.name, lambda head: bool(text.mark.search(without_colours(head))), stream, follows=True

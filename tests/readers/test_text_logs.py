@@ -308,24 +308,19 @@ def test_the_loss_of_a_line_that_was_cut_in_its_middle_is_not_half_a_number():
 
 
 @pytest.mark.parametrize(
-    ("epochs", "steps"),  # by the step of the bar before
-    [
-        ({None: (0.1, 0.2), 0: (0.3,), 40: (0.4,)}, [1, 2, 3, 40]),
-        ({57: (0.11, 0.21, 0.32, 0.43, 0.53), 79: (0.63, 0.74)}, [11, 22, 33, 44, 55, 66, 77]),
-        ({50: (0.01, 0.1, 0.2, 0.3, 0.4, 0.5)}, [1, 10, 20, 30, 40, 50]),  # the first one too
-        ({98: (0.98,), 100: (0.99, 0.995, 1.0)}, [98, 100, 100, 100]),
-    ],
-)
-def test_entries_of_the_trainer_behind_one_bar_or_none(epochs, steps):
+    ("entries", "steps"),  # by the step of the bar before
+    [({0: 2}, [1, 2]), ({40: 1, 80: 1}, [40, 80]), ({10: 1, 20: 3}, [10, 20, 30, 40]),
+     ({57: 5, 79: 2}, [*range(1, 8)])],
+)  # fmt: skip
+def test_entries_of_the_trainer_behind_a_bar(tmp_path, entries, steps):
     text = ""
-    for done, some in epochs.items():
-        text += f"\r 50%|█████     | {done}/100 [00:10<08:10,  1.00s/it]"
-        text += "".join(f"{{'loss': 2.5, 'epoch': {epoch}}}\n" for epoch in some)
-        text += f"{{'eval_loss': 2.4, 'epoch': {some[-1]}}}\n"
-    assert text_programs.HUGGING_FACE.mark.search(text)
-    found = cells_of(text_programs.HUGGING_FACE, text)
-    assert [row["step"] for row in found if "loss" in row] == steps
-    assert found[-1] == {"step": steps[-1], "eval_loss": 2.4}
+    for done, number in entries.items():
+        text += f" 50%|█████     | {done}/100 [00:10<08:10,  1.00s/it]\n"
+        text += "{'loss': 2.5, 'epoch': 0.1}\n" * number + "{'eval_loss': 2.4, 'epoch': 0.1}\n"
+    (run,) = read_text(tmp_path / "a.log", text).runs
+    assert [record.step for record in run.records if record.training_loss] == steps
+    assert (run.records[-1].step, run.records[-1].validation_loss) == (steps[-1], 2.4)
+    assert run.notes[0].endswith("counted from 1")
 
 
 def test_an_accuracy_is_no_loss():
@@ -343,8 +338,16 @@ OTHERS = {
     "steps inside of an epoch": (
         "Epoch 1 Iter 20/500: loss 3.2\nEpoch 1 Iter 500/500: loss 3.1\n"
         "Epoch 1 done, train loss 3.15, val loss 3.0\nEpoch 2 Iter 20/500: loss 2.9\n"
-        "Epoch 2 Iter 7/9: val loss 2.75\nEpoch 1 Iter 20/500: loss 3.3\n",
-        [(20, 3.2), (500, 3.1), (500, None, 3.0), (520, 2.9), (520, None, 2.75), (20, 3.3)],
+        "Epoch 2 Iter 7/9: val loss 2.75\nEpoch 2/9 Iter 40/500: loss 2.7\nEpoch 1/9 Iter 20/500: loss 3.3\n",
+        [
+            (20, 3.2),
+            (500, 3.1),
+            (500, None, 3.0),
+            (520, 2.9),
+            (520, None, 2.75),
+            (540, 2.7),
+            (20, 3.3),
+        ],
     ),
     "epochs alone, two words and an equals sign": (
         "Epoch 1/3, Train Loss: 2.5, Val Loss: 2.4\nEpoch 2: Train Loss=2.3, Val Loss=2.2\n",
