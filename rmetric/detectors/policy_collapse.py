@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from rmetric.detectors.rolling_baseline import LAST, Stretches
@@ -35,11 +35,8 @@ _EQUAL, _SPREAD = 0.95, 0.02
 #: Nothing is learnt if after so many rewards their level rose by less than this share of the spread
 #: within a group, or if all stretches lie within this share of the level.
 _ENOUGH, _NO_GAIN, _NO_CHANGE = 100, 0.1, 0.05
-#: The same if so many rewards are one number, more where none states that it is of a group; or if
-#: this share of so many, and of the last third, is the lowest one, as of an episode that is lost.
-_EQUAL_REWARDS, _EQUAL_ALONE, _LOST_REWARDS, _LOST_SHARE = 5, 10, 40, 0.75
-#: Never of a share of right answers above this one. A reward rises by so many standard errors.
-_HIGH, _RISE = 0.8, 2.0
+#: The same if so many rewards are one number; never of a share of right answers above this one.
+_EQUAL_REWARDS, _HIGH = 5, 0.8
 
 
 @dataclass(frozen=True)
@@ -122,25 +119,14 @@ def _no_advantage(series: Series) -> tuple[float, float] | None:
     return None
 
 
-def _ends(reward: Stretches) -> tuple[list[float], list[float]]:
-    """The levels of its first eighth and of its last third."""
-    return reward.levels[: len(reward.levels) // 8], reward.levels[-len(reward.levels) // 3 :]
-
-
 def _learns_nothing(series: Series) -> tuple[float, float] | None:
     reward, spread = series["reward"], series["reward_spread"]
-    of_group = spread.count or series["equal_rewards"].count
-    fewest = _EQUAL_REWARDS if of_group else _EQUAL_ALONE
-    if len(reward.levels) >= fewest and len(set(reward.levels)) == 1:
+    number = len(reward.levels)
+    if number >= _EQUAL_REWARDS and len(set(reward.levels)) == 1:
         return reward.levels[0], reward.levels[-1]
-    if reward.count < _LOST_REWARDS or _reward_collapsed(series):
+    if reward.count < _ENOUGH or _reward_collapsed(series):
         return None
-    first, last = _ends(reward)
-    before, after = fmean(first), fmean(last)
-    lowest = min(reward.levels)
-    is_lost = all(part.count(lowest) >= _LOST_SHARE * len(part) for part in (reward.levels, last))
-    if is_lost or reward.count < _ENOUGH:
-        return (before, after) if is_lost else None
+    before, after = fmean(reward.levels[: number // 8]), fmean(reward.levels[-number // 3 :])
     if before > _HIGH and 0 <= min(reward.levels) <= max(reward.levels) <= 1:
         return None  # a share of right answers that was high from the beginning
     flat = max(reward.levels) - min(reward.levels) < _NO_CHANGE * abs(before)
@@ -182,7 +168,9 @@ RULES: dict[PolicyKind, Rule] = {
     "learns_nothing": Rule("reward", (), _learns_nothing,
         "check the learning rate, the trained weights and the reward"),
 }  # fmt: skip
-_NAMES = ("reward", *_KL_LEAST, "entropy", "response_length", "equal_rewards", "reward_spread")
+_NAMES = (
+    "reward", "kl", "answer_kl", "entropy", "response_length", "equal_rewards", "reward_spread",
+)  # fmt: skip
 
 
 class PolicyCollapse:
@@ -202,15 +190,7 @@ class PolicyCollapse:
     @property
     def is_known(self) -> bool:
         """True once enough was logged to judge the reward."""
-        return self._series["reward"].count >= _EQUAL_ALONE
-
-    @property
-    def rises(self) -> bool:
-        """True if the reward, which is known, gained more than its noise, or is at its best."""
-        reward = self._series["reward"]
-        first, last = _ends(reward)
-        error = pstdev(reward.levels) * (1 / len(first) + 1 / len(last)) ** 0.5
-        return fmean(last) - fmean(first) > _RISE * error or _is_at_its_best(reward)
+        return self._series["reward"].is_known
 
     @property
     def alarming(self) -> list[Finding]:

@@ -197,9 +197,6 @@ class Course:
         part = values[start:stop]
         finite = part[np.isfinite(part)]
         whole = len(finite) == len(part)
-        # A low record between two that stand out alone has the median of these.
-        if whole and not np.any(part > (base + floor)[start:stop]):
-            return None
         at_end = stop == len(values) and bool(above[max(start, stop - 2) : stop].any())
         early = start < WIDTH and (
             stop <= 3 * WIDTH or places[stop - 1] - places[start] < ABRUPT_SHARE * self.loss.length

@@ -173,10 +173,7 @@ def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict |
     if not policy.is_known:
         what = f"{counted(len(rewards), 'record')} with a reward"
         return RunVerdict.of("few", what=what, loss="reward")
-    if policy.rises:
-        return RunVerdict.of("reward", loss="reward", course=course, todo="nothing")
-    course, todo = f"{course}, it does not rise", "see whether it should have risen"
-    return RunVerdict.of("reward", loss="reward", course=course, todo=todo)
+    return RunVerdict.of("reward", loss="reward", course=course)
 
 
 def _with_end(

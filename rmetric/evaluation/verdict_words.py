@@ -81,7 +81,7 @@ WORDS: dict[str, tuple[Kind, str, str, str]] = {
         "{earlier}", "check whether it is nan, which some loggers write as null or as a blank"),
     "unread": ("cannot_tell", "CANNOT TELL: {unread}", "{earlier}", "look at the end of the log"),
     "healthy": ("healthy", "HEALTHY: no failure seen", "{word} {first} -> {last}{more}", "{todo}"),
-    "reward": ("healthy", "HEALTHY: no collapse of the reward seen", "{course}", "{todo}"),
+    "reward": ("healthy", "HEALTHY: no collapse of the reward seen", "{course}", "nothing"),
 }  # fmt: skip
 _TOO_SLOW = "the rise is too small or too slow for it"
 #: Errors of audits that are described; the others are counted.

@@ -284,7 +284,7 @@ def _unknown(source: Source, head: str) -> UnknownFormat:
     number, first = next((n, line.strip()) for n, line in lines if line.strip())
     known = ", ".join(reader.name for reader in (*READERS, *_BY_BYTES))
     hint, names = text_pairs.hint(head), text_pairs.readable_names(head)
-    remedy = "no line holds a step beside NAME=number, so no --map reads it"
+    remedy = "where lines hold NAME=number, --map step=NAME --map loss=NAME say which to read"
     if hint or names:
         which = f"--map loss=NAME says which to read, of {', '.join(map(repr, names))}"
         remedy = f"it would be read with {hint}" if hint else which

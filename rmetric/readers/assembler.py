@@ -120,7 +120,7 @@ class RunState:
                 setattr(before, name, value)
             return None
         complete, of_run = [*([] if before is None else [before]), *held], self.run.id
-        if self._is_redrawn(step, own):
+        if self._is_redrawn(step, values):
             complete, before = complete[1:], self.before
             self.redrawn += 1
         self.before, self.pending, self.last = before, Record(step, **values), step
@@ -138,12 +138,13 @@ class RunState:
         self.runs.setdefault(self.run.id, self.run)
         return (of_run, complete) if complete else None
 
-    def _is_redrawn(self, step: int, own: set[str]) -> bool:
+    def _is_redrawn(self, step: int, values: dict[str, Any]) -> bool:
         """True where `pending` is `before` at this step, as a bar that has no newer loss yet."""
         before, now = self.before, self.pending
         if before is None or now is None or not before.step < now.step == step:
             return False
-        return "training_loss" in own and replace(before, step=step) == now
+        newer = values.get("training_loss", now.training_loss) != now.training_loss
+        return newer and replace(before, step=step) == now
 
     def _bare(self, step: int | None, values: dict[str, Any], blank: bool) -> list[Record] | None:
         """Take a row without a measurement; if it is a record, so are those that are returned."""
@@ -195,7 +196,7 @@ class Assembler:
             for t, c in chosen.items()
             if t not in ("step", "run", *self._no_numbers)
         ]
-        parts = {c: part for c, part in self.columns.parts.items() if c not in chosen.values()}
+        parts = self.columns.parts
         self._measured += [(part, column, number) for column, part in parts.items()]
         self._groups = _GROUPS | {"loss_parts": tuple(dict.fromkeys(parts.values()))}
         loss = "loss" if "loss" in chosen else "eval_loss"

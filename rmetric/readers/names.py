@@ -30,13 +30,12 @@ _NO_LOSS = _words(
     " downstream soft count counts weight weights coef coefficient ratio frac fraction mask spike"
     " spikes std stdev var variance min max minimum maximum best lowest highest previous target"
     " time seconds ms ppl perplexity vs delta diff ema grad ntokens tokens p25 p50 p75 p90 p95 p99"
-    " scores signs"
 )
 
 #: Folders and qualifiers that leave a quantity what it is.
 _PLACES = _words(
     "train metrics metric learning learner stats stat statistics scalars scalar monitor monitoring"
-    " log logs logging summary performance perf main run history trainer health debug progress"
+    " log logs logging summary performance perf main run history trainer health debug"
 )
 _OPTIMISER = _words("optim optimizer optimiser optimization opt actor model policy")
 _WHOLE = _words("global total overall")
@@ -68,7 +67,7 @@ class Target:
     fits: Callable[[set[str]], bool] = lambda words: False
     only_beside: Collection[str] = ()
     core: Collection[frozenset[str]] = ()
-    neutral: frozenset[str] = frozenset()
+    neutral: Collection[str] = ()
     preferred: Collection[str] = ()
 
     @cached_property
@@ -78,11 +77,15 @@ class Target:
     def means(self, column: str) -> bool:
         """True for a column of this meaning, in whatever folder and order of words."""
         words = meaning(column)
-        return any(core <= words and words - core <= self.neutral for core in self.core)
+        return any(core <= words and words - core <= self._neutral for core in self.core)
 
     def is_preferred(self, column: str) -> bool:
         """True for a column of this meaning that goes before the names of the list."""
         return not meaning(column).isdisjoint(self.preferred) and self.means(column)
+
+    @cached_property
+    def _neutral(self) -> frozenset[str]:
+        return frozenset(self.neutral)
 
 
 def _any_of(*alternatives: str) -> tuple[frozenset[str], ...]:
@@ -99,8 +102,8 @@ TARGETS: dict[str, Target] = {
         " num_updates train_num_updates current_steps num_iterations n_iter update batch _step"
         " epoch steps iterations iters time_total_timesteps total_timesteps num_timesteps"
         " total_steps episode",
-        core=_any_of("step", "iteration", "iterations", "iter", "tick"),
-        neutral=_PLACES | _words("global optim optimizer current mean"),
+        core=_any_of("step", "iteration", "iter"),
+        neutral=_PLACES | _words("global optim optimizer current"),
     ),
     "loss": Target(
         "training_loss",
@@ -186,8 +189,8 @@ TARGETS: dict[str, Target] = {
         " env_reward_mean ppo_mean_scores charts_episodic_return episodic_return episode_return"
         " rewards_mean reward_mean_raw reward_raw_mean raw_reward_mean raw_reward reward_raw"
         " rollout_return_history rollout_return mean_return total_reward episode_reward",
-        core=_any_of("reward", "return"),
-        neutral=_PLACES | _words("raw norm normalised normalized mean avg episode sim"),
+        core=_any_of("reward", "reward mean", "reward avg"),
+        neutral=_PLACES | _words("raw norm normalised normalized"),
     ),
     "reward_spread": Target(
         "reward_spread",

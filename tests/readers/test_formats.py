@@ -113,7 +113,7 @@ def test_an_unknown_format_names_the_known_ones_the_line_and_the_remedy(tmp_path
     assert "--map loss=xloss" in message
     with pytest.raises(UnknownFormat, match="--map loss=NAME says which to read, of 'score'"):
         read(tmp_path, "it 0 | score 3.1 | 20ms\nit 1 | score 3.0 | 20ms\n")
-    with pytest.raises(UnknownFormat, match="so no --map reads it"):
+    with pytest.raises(UnknownFormat, match="say which to read"):
         read(tmp_path, "what it does\nscore 3.0\n")
     for reader in READERS:
         assert reader.name in message

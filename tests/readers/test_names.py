@@ -31,10 +31,14 @@ PROGRAMS: dict[str, tuple[dict[str, str], str]] = {
          "learning_rate": "train/learning_rate", "step": "train/global_step"},
         "train/epoch;_step;eval/runtime;eval/samples_per_second",
     ),
-    "TRL": (
+    "TRL SFT": (
         {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate",
          "step": "step"},
-        "num_tokens;mean_token_accuracy;entropy;aux_loss;rewards/chosen;nll_loss;logits/chosen",
+        "num_tokens;mean_token_accuracy;entropy;aux_loss",
+    ),
+    "TRL DPO": (
+        {"loss": "loss", "grad_norm": "grad_norm", "step": "step"},
+        "rewards/chosen;rewards/margins;logps/rejected;nll_loss;logits/chosen",
     ),
     "Axolotl": (
         {"loss": "train/loss", "eval_loss": "eval/loss", "grad_norm": "train/grad_norm"},
@@ -73,6 +77,10 @@ PROGRAMS: dict[str, tuple[dict[str, str], str]] = {
          "step": "training/global_step"},
         "actor/pg_loss;actor/kl_loss;actor/entropy_loss;critic/vf_loss;critic/grad_norm;critic/lr"
         ";actor/pg_clipfrac;perf/throughput;response_length/mean;training/epoch",
+    ),
+    "verl SFT": (
+        {"loss": "train/loss", "grad_norm": "train/grad_norm", "eval_loss": "val/loss"},
+        "train/lr(1e-3);train/time(s)",
     ),
     "NeMo": (
         {"loss": "reduced_train_loss", "grad_norm": "grad_norm", "learning_rate": "lr",
@@ -151,6 +159,10 @@ PROGRAMS: dict[str, tuple[dict[str, str], str]] = {
         {"loss": "Loss (ce)", "grad_norm": "Gradient Norm", "learning_rate": "Learning Rate"},
         "Elements per Second;Loss (nll) min",
     ),
+    "torchtune": (
+        {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr", "eval_loss": "val_loss"},
+        "tokens_per_second_per_gpu;peak_memory_active",
+    ),
     "T5X": (
         {"loss": "train/cross_ent_loss", "grad_norm": "train/grad_norm",
          "learning_rate": "train/learning_rate"},
@@ -167,13 +179,9 @@ PROGRAMS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "NeMo-RL": (
         {"loss": "train/loss", "grad_norm": "train/grad_norm", "learning_rate": "train/lr",
-         "eval_loss": "validation/val_loss", "reward": "train/reward"},
-        "train/kl_penalty;train/probs_ratio;timing/train/total_step_time",
+         "eval_loss": "validation/val_loss"},
+        "train/kl_penalty;train/probs_ratio;train/reward;timing/train/total_step_time",
     ),
-    "StyleGAN": ({"step": "Progress/tick/mean"}, "Loss/G/loss/mean;Loss/D/loss/mean;Loss/D/reg"),
-    "AWR": ({"loss": "Actor_Loss", "reward": "Train_Return"}, "Test_Return;Critic_Loss;Adv_Mean"),
-    "RLlib": ({"reward": "progress/episode_rewards"}, "progress/policy_losses;progress/lengths"),
-    "Dreamer": ({"reward": "sim/train/return"}, "sim/train/length;sim/episodes"),
     "own loop, before and after clipping": (
         {"loss": "loss", "grad_norm": "grad_norm_before_clip", "step": "step"},
         "grad_norm_after_clip;grad_norm_before_clip_p90;grad_norm_before_clip_max;gradient_clip",
@@ -181,7 +189,7 @@ PROGRAMS: dict[str, tuple[dict[str, str], str]] = {
 }  # fmt: skip
 COMPARED = (
     "step", "loss", "eval_loss", "grad_norm", "learning_rate", "parameter_norm", "update_norm",
-    "loss_scale", "reward",
+    "loss_scale",
 )  # fmt: skip
 
 
