@@ -239,8 +239,8 @@ class Assembler:
         return state.measured(found, values, blank)
 
     def _holds_more(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
-        """True for a row with a cell that those with a loss lack, or one before all of these."""
-        return not (losses.known and _logged(cells) <= _logged(losses.with_loss))
+        """True for a row with a cell that those with a loss lack; before these, with any more."""
+        return not _logged(cells) <= (_logged(losses.with_loss) if losses.known else self._always)
 
     def _lacks_loss(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
         """True for a row like one with a loss; an evaluation has a cell that those lack."""
