@@ -195,6 +195,10 @@ class Course:
         if stop == len(values) and not above[max(start, stop - WIDTH) : stop].any():
             stop = start + int(inside[-1]) + 1
         part = values[start:stop]
+        if np.all(
+            part <= base[start] + floor[start]
+        ):  # the level of a low record is its neighbours'
+            part = values[max(0, start - 1) : stop + 1]
         finite = part[np.isfinite(part)]
         whole = len(finite) == len(part)
         at_end = stop == len(values) and bool(above[max(start, stop - 2) : stop].any())

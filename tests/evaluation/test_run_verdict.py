@@ -184,6 +184,11 @@ def test_a_course_has_its_class_numbers_and_advice(name):
     assert found.advice.startswith(advice)
 
 
+def test_a_peak_is_no_low_record_between_two_high_ones():
+    first = with_part(FLAT * 3, 10, [2.8, 2.0, 2.8])
+    assert "peak 3.5" in verdict(with_part(first, 30, [3.5, 2.0, 3.4]), every=10).detail
+
+
 def test_a_verdict_has_its_steps():
     found = verdict(diverged(over=1), [713])
     assert (found.kind, found.severity, found.onset_step) == ("diverged", "bad", 713)
@@ -278,11 +283,10 @@ def test_a_burst_without_any_calm_part_is_a_divergence():
 
 def test_an_accuracy_is_not_called_a_divergence():
     rising = 0.1 + 0.8 * (1 - np.exp(-np.arange(N) / 300))
-    found = verdict(rising + 0.01 * np.random.default_rng(0).standard_normal(N))
-    assert found.kind == "cannot_tell"
-    assert judge_run([Record(step=s, gradient_norm=1.0) for s in range(50)]).text == (
-        "CANNOT TELL: no loss is logged"
-    )
+    noise = 0.01 * np.random.default_rng(0).standard_normal(N)
+    assert verdict(rising + noise).kind == "cannot_tell"
+    found = judge_run([Record(step=s, gradient_norm=1.0) for s in range(50)])
+    assert found.text == "CANNOT TELL: no loss is logged"
 
 
 def test_the_evaluation_loss_alone_is_judged_where_it_can_be():
@@ -480,8 +484,7 @@ def test_a_training_loss_that_was_lost_first_sets_the_checkpoint():
 
 def test_overfitting_is_reported_beside_a_spike():
     losses = with_part(course(), 200, [9.0] * 6)
-    evaluations = [3.0, 2.5, *(2.5 + 0.1 * k for k in range(17))]
-    found = judge_run(evaluated(losses, evaluations, 50))
+    found = judge_run(evaluated(losses, [3.0, 2.5, *(2.5 + 0.1 * k for k in range(17))], 50))
     assert found.kind == "spike"
     assert "; and overfitting since step 100: validation loss 2.5 -> 4.1" in found.detail
 
@@ -509,9 +512,6 @@ def test_a_live_alarm_is_reported_with_its_reason():
     )
     assert "needs about 10" in words(early, [])
     assert words(course(), [650]) == "at step 650: a brief rise, no failure by the verdict"
-
-
-def test_an_alarm_among_several_spikes_says_which():
     assert words(TWICE, [703]) == "at step 703, in spike 2 of 2, 1 step after its onset"
     assert words(TWICE, [500]) == "at step 500: a brief rise, none of the verdict's spikes"
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (57_500, 292),
+    "rmetric": (57_465, 292),
     "studies": (22_681, 130),
     "tests": (45_636, 248),
 }
