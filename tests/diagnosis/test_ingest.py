@@ -212,7 +212,7 @@ FORMS = st.sampled_from(
     ]
 )  # fmt: skip
 NUMBERS = st.sampled_from(
-    ["", "0", "7", "13", "79", "137", "00012", "2024", "1690730461", "٣", "x"]
+    ["", *["0", "7", "13", "79", "137", "00012", "2024", "1690730461", "٣", "x"]]
 )
 ENDS = st.sampled_from(
     [b"\n", b"\r\n", b"\0\n", b"\xff\xfe\n", b" \xe2\x82\n", b"y" * 9000 + b"\n"]
@@ -252,6 +252,8 @@ def test_the_fast_way_is_the_slow_way(
 def test_neither_borders_of_chunks_matter_nor_what_was_forgotten(
     tmp_path: Path, entries: list[tuple[str, str, str, str, bytes]], size: int
 ) -> None:
+    # Of lines that differ in a missing number alone, the one that is remembered names the event.
+    entries = [(form, *(n or "0" for n in numbers), end) for form, *numbers, end in entries]
     path = log_of(tmp_path / "a.log", entries)
     whole = read(path)
     with pytest.MonkeyPatch.context() as patch:
