@@ -211,9 +211,7 @@ FORMS = st.sampled_from(
         *traceback(7), "-" * 30, "saving checkpoint to /ckpt/{}",
     ]
 )  # fmt: skip
-NUMBERS = st.sampled_from(
-    ["", *["0", "7", "13", "79", "137", "00012", "2024", "1690730461", "٣", "x"]]
-)
+NUMBERS = st.sampled_from(["", "0", "7", "79", "137", "00012", "2024", "1690730461", "٣", "x"])
 ENDS = st.sampled_from(
     [b"\n", b"\r\n", b"\0\n", b"\xff\xfe\n", b" \xe2\x82\n", b"y" * 9000 + b"\n"]
 )
