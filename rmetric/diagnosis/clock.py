@@ -109,19 +109,16 @@ class Ordering:
 
     @cached_property
     def _zones(self) -> dict[str, float]:
-        """File -> seconds from its times with a zone to those without, where these fall back.
-
-        It is the only shift by half hours with which the times rise as the lines do.
-        """
+        """File -> the only shift of its times with a zone with which they rise as its lines do."""
         found = dict[str, float]()
         for file, entries in self._timed.items():
             rises = [(b.time or 0.0) - (a.time or 0.0) for a, b in pairwise(entries)]
             if -MAX_ZONE_SECONDS <= min(rises, default=0.0) < ZONE_TOLERANCE - ZONE_SECONDS:
                 named = [names_zone(entry.text) for entry in entries]
-                ways = [(rise, b - a) for rise, (a, b) in zip(rises, pairwise(named), strict=True)]
+                pairs = zip(rises, pairwise(named), strict=True)
+                ways = [(rise + ZONE_TOLERANCE, b - a) for rise, (a, b) in pairs if a != b]
                 most = round(MAX_ZONE_SECONDS / ZONE_SECONDS)
                 zones = [ZONE_SECONDS * half for half in range(-most, most + 1)]
-                ways = [(rise + ZONE_TOLERANCE, way) for rise, way in ways if way]
                 fits = [zone for zone in zones if all(rise + way * zone > 0 for rise, way in ways)]
                 found |= {file: fits[0]} if len(fits) == 1 else {}
         return found

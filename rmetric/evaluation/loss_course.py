@@ -195,9 +195,7 @@ class Course:
         if stop == len(values) and not above[max(start, stop - WIDTH) : stop].any():
             stop = start + int(inside[-1]) + 1
         part = values[start:stop]
-        if np.all(
-            part <= base[start] + floor[start]
-        ):  # the level of a low record is its neighbours'
+        if np.all(part <= base[start] + floor[start]):  # a low record between high ones
             part = values[max(0, start - 1) : stop + 1]
         finite = part[np.isfinite(part)]
         whole = len(finite) == len(part)

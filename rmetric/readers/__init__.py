@@ -283,11 +283,11 @@ def _unknown(source: Source, head: str) -> UnknownFormat:
     lines = enumerate(head.splitlines(), start=1)
     number, first = next((n, line.strip()) for n, line in lines if line.strip())
     known = ", ".join(reader.name for reader in (*READERS, *_BY_BYTES))
-    hint, names = text_pairs.hint(head), text_pairs.readable_names(head)
     remedy = "where lines hold NAME=number, --map step=NAME --map loss=NAME say which to read"
-    if hint or names:
-        which = f"--map loss=NAME says which to read, of {', '.join(map(repr, names))}"
-        remedy = f"it would be read with {hint}" if hint else which
+    if hint := text_pairs.hint(head):
+        remedy = f"it would be read with {hint}"
+    elif names := text_pairs.readable_names(head):
+        remedy = f"--map loss=NAME says which to read, of {', '.join(map(repr, names))}"
     is_long = len(source.head) >= HEAD and b"\n" not in source.head
     long = f", without an end within {len(source.head):,} bytes" if is_long else ""
     problem = f"its first line, line {number}{long}, is {first[:60]!r}; {remedy}"

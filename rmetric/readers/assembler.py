@@ -240,7 +240,8 @@ class Assembler:
 
     def _holds_more(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
         """True for a row with a cell that those with a loss lack; before these, with any more."""
-        return not _logged(cells) <= (_logged(losses.with_loss) if losses.known else self._always)
+        usual = losses.with_loss if losses.known else dict.fromkeys(self._always, True)
+        return any(is_blank(usual.get(name)) for name, cell in cells.items() if not is_blank(cell))
 
     def _lacks_loss(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
         """True for a row like one with a loss; an evaluation has a cell that those lack."""

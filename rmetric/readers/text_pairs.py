@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from math import inf, isfinite
 from typing import Any
 
@@ -36,6 +37,8 @@ _ASSIGNMENT = re.compile(r"\s*[\w.]+\s*(?::\s*\w+\s*)?=[^=]*(?:#.*)?$")
 _EVALUATION = re.compile(
     r"(?<![\w/])(?:val|valid|validation|eval|evaluation|evaluating|dev)(?![\w/])", re.I
 )
+#: Lines with a step by which it is known that a log states them.
+_ENOUGH = 100
 #: A rounded step, which several records have.
 _ROUNDED = re.compile(r"\bsteps?[:= ]\s*[\d.]+[KM]\b", re.IGNORECASE)
 _TEST = re.compile(r"^\W*(?:\w+\W+)?test(?:ing)?(?![\w/])", re.IGNORECASE)
@@ -72,13 +75,14 @@ def rows(
                 cells["time"] = time
             yield Row(line, {"step": step, **cells})
     if place.left_out:
-        place.notes.append(f"left out: {counted(place.left_out, 'line')} with a loss and no step")
+        lines_left_out = counted(place.left_out, "line")
+        place.notes.append(f"left out: {lines_left_out} with an epoch, a loss and no step")
 
 
 def lacks_steps(head: str, mapping: Mapping[str, str]) -> bool:
     """True if `rows` leaves out most lines with an epoch and a loss, which state no step."""
     place = Place()
-    found = [*rows(enumerate(head.splitlines()), mapping, place)]
+    found = list(islice(rows(enumerate(head.splitlines()), mapping, place), _ENOUGH))
     return not found or sum("loss" in row.cells for row in found) < place.left_out
 
 

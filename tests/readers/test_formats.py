@@ -260,7 +260,7 @@ READ: dict[str, tuple[str, list[tuple], str]] = {
     ),
     "a mean of the epoch": (
         "epoch 0 batch 0/2 loss=2.5\nepoch 0 batch 1/2 loss=2.25\nepoch 0 loss=9\n",
-        curve((0, 2.5), (1, 2.25)), "left out: 1 line with a loss and no step",
+        curve((0, 2.5), (1, 2.25)), "left out: 1 line with an epoch, a loss and no step",
     ),
     "a batch on few lines": (
         "".join(f"Epoch 1 {'' if i % 4 else f'Batch {i} '}Loss {3 - i / 8}\n" for i in range(8)),
