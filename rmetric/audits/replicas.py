@@ -16,14 +16,14 @@ from rmetric.audits.training import Seen, Training
 
 #: Parts of the model whose fingerprints are exchanged, each of weights, gradients and moments.
 PARTS = 64
-KINDS = ("weights", "gradients", "moments")
+REPLICATED_STATE = ("weights", "gradients", "moments")
 #: Measured steps in a row with the same batch on two ranks.
 SAME_BATCH = 5
 #: Measured steps with equal weights, from which on gradients should be equal too.
 SAME_WEIGHTS = 3
 #: Numbers of a message: step, part of the shards, two halves of the batch; then the fingerprints.
 HEAD = 4
-WIDTH = HEAD + 2 * PARTS * len(KINDS)
+WIDTH = HEAD + 2 * PARTS * len(REPLICATED_STATE)
 
 
 class Replicas(Audit):
@@ -65,7 +65,7 @@ class Replicas(Audit):
         if seen.full:
             batch = joined(seen.values["batches"])[:1] if "batches" in seen.values else [0]
             row = [float(seen.step), float(self._key), *_halves([int(batch[0])])]
-            for kind in KINDS:
+            for kind in REPLICATED_STATE:
                 prints = getattr(seen, kind)
                 sums = [int(prints[part].sum()) for part in self._parts] if len(prints) else []
                 row += _halves(sums + [0] * (PARTS - len(sums)))
@@ -82,7 +82,7 @@ class Replicas(Audit):
         if len(there) < 2:
             return
         yield from self._batches(rows, there)
-        for number, kind in enumerate(KINDS):
+        for number, kind in enumerate(REPLICATED_STATE):
             begin = HEAD + 2 * PARTS * number
             values = rows[:, begin : begin + 2 * PARTS].reshape(len(rows), 2, PARTS)
             apart = (values != values[:1]).any(axis=(0, 1))[: len(self._parts)]

@@ -11,7 +11,7 @@ from rmetric.records import Record
 
 #: Text of an alarm beside the reason.
 ADVICE = "look for what keeps tensors or batches (a list of losses, a cache), save before that"
-_WATCHED = {
+_MEMORY_WORDS = {
     "device": "device memory",
     "host": "host memory",
     "device_percent": "device memory",
@@ -42,7 +42,7 @@ class MemorySlope:
     """
 
     def __init__(self) -> None:
-        self._floors = {name: Stretches(min) for name in _WATCHED}
+        self._floors = {name: Stretches(min) for name in _MEMORY_WORDS}
         self._reset()
 
     def _reset(self) -> None:
@@ -54,13 +54,13 @@ class MemorySlope:
         memory, complete = record.memory, False
         if not memory:
             return
-        for name in _WATCHED:
+        for name in _MEMORY_WORDS:
             if (value := memory.get(name)) is not None and isfinite(value):
                 complete = self._floors[name].add(record.step, value) or complete
         if not complete:
             return
         self._reset()
-        for name in _WATCHED:
+        for name in _MEMORY_WORDS:
             limit = 100.0 if name.endswith("percent") else memory.get(f"{name}_limit")
             if not self.reason and name in memory:
                 self._judge(name, record.step, memory[name], limit)
@@ -94,7 +94,7 @@ class MemorySlope:
         unit, factor = ("points", 1.0) if name.endswith("percent") else ("GB", 1e9)
         self.since = floors.begins[begin]
         self.reason = (
-            f"{_WATCHED[name]} rises by {1000 * rate / factor:.3g} {unit} in 1,000 steps "
+            f"{_MEMORY_WORDS[name]} rises by {1000 * rate / factor:.3g} {unit} in 1,000 steps "
             f"since step {self.since:,}"
         )
         if self.end_step is not None:

@@ -34,7 +34,7 @@ LATE_START, WARM_UP = 0.1, 0.75
 #: error on that is small enough to judge.
 CHANCE_ERRORS, LARGEST_ERROR = 2.0, 0.02
 #: Losses that are held; of more every second one is, every fourth and so on.
-MOST = 1 << 15
+MOST_KEPT = 1 << 15
 
 Floats = NDArray[np.float64]
 
@@ -52,8 +52,8 @@ class NoLearning:
 
     def __init__(self) -> None:
         self._losses: list[tuple[int, float, float]] = []
-        self._evaluations: deque[float] = deque(maxlen=MOST)
-        self._accuracies: deque[float] = deque(maxlen=MOST)
+        self._evaluations: deque[float] = deque(maxlen=MOST_KEPT)
+        self._accuracies: deque[float] = deque(maxlen=MOST_KEPT)
         self._every, self._count = 1, 0
 
     def update(self, record: Record) -> None:
@@ -68,7 +68,7 @@ class NoLearning:
             row = (record.step, record.training_loss, record.learning_rate or 0.0)
             self._losses.append(row)
         self._count += 1
-        if len(self._losses) > MOST:
+        if len(self._losses) > MOST_KEPT:
             self._losses, self._every = self._losses[::2], 2 * self._every
 
     def judge(self) -> NotLearnt | None:

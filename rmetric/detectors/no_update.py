@@ -8,7 +8,7 @@ from rmetric.records import Record
 ADVICE = "nothing is learnt; look at the loss, the frozen weights and the schedule"
 #: Records in a row, and how many times the longest row before that ended.
 _RECORDS, _TIMES = 5, 3
-_WATCHED = {
+_FROZEN_WORDS = {
     "gradient_norm": "the gradient norm is",
     "learning_rate": "the learning rate is",
     "update_norm": "the updates of the weights are",
@@ -30,14 +30,14 @@ class NoUpdate:
 
     def __init__(self) -> None:
         self.reason, self.since = "", 0
-        self._rows = {name: _Row() for name in _WATCHED}
+        self._rows = {name: _Row() for name in _FROZEN_WORDS}
 
     def update(self, record: Record) -> None:
         """Take the next record; one of a step that was left out changes nothing."""
         if record.skipped:
             return
         self.reason, self.since = "", 0
-        for name, words in _WATCHED.items():
+        for name, words in _FROZEN_WORDS.items():
             if name == "learning_rate" and record.update_norm:
                 continue  # it is that of the first group, and others are trained
             row = self._rows[name]

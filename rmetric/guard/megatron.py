@@ -25,7 +25,7 @@ from rmetric.guard.run_folder import RunFolder
 from rmetric.telemetry.sources import VerdictSource
 
 #: SIGTERM is left to Megatron's own --exit-signal-handler.
-SIGNALS: Mapping[int, str] = {signal.SIGUSR1: SAVE}
+MEGATRON_SIGNALS: Mapping[int, str] = {signal.SIGUSR1: SAVE}
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -55,7 +55,7 @@ def guard_megatron(
     policy: PolicyConfig | None = None,
     folder: RunFolder | None = None,
     telemetry: VerdictSource | None = None,
-    signals: Mapping[int, str] = SIGNALS,
+    signals: Mapping[int, str] = MEGATRON_SIGNALS,
 ) -> Callable[[], Guard | None]:
     """Run the guard after each iteration of `pretrain`.
 

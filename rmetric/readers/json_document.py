@@ -19,7 +19,7 @@ from rmetric.readers.trackers import widened
 
 _BEGINS = re.compile(r'\s*(\{\s*"|\[\s*\{)')
 #: A list of numbers or of lists of numbers, up to where the head of a file ends.
-_NUMBERS = re.compile(
+_NUMBER_LIST = re.compile(
     r"\s*\[\s*(?:\[\s*)?(?:-?[\d.][\d.eE+-]*|[-+]?(?:nan|inf)[\w()]*|null)\s*,", re.IGNORECASE
 )
 _OTHER_THAN_NUMBERS = re.compile(r"[^\s\d\[\],.eE+\-NaInfityul]")
@@ -32,7 +32,7 @@ def matches(head: str) -> bool:
 
 def _is_list_of_numbers(head: str) -> bool:
     """True for a list that is one document; a line of text may begin with ``[12, 3]`` too."""
-    if _NUMBERS.match(head) is None:
+    if _NUMBER_LIST.match(head) is None:
         return False
     return _OTHER_THAN_NUMBERS.search(head) is None or isinstance(_parsed(head), list)
 

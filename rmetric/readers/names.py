@@ -40,9 +40,9 @@ _PLACES = _words(
 _OPTIMISER = _words("optim optimizer optimiser optimization opt actor model policy")
 _WHOLE = _words("global total overall")
 _AVERAGE = _words("avg average mean reduced")
-_STEP = _words("step batch iter iteration current last samples")
-_LOSS = _PLACES | _WHOLE | _AVERAGE | _STEP | _words("lm ce language out sft gpt actor")
-_NORM = _PLACES | _OPTIMISER | _WHOLE | _AVERAGE | _STEP | frozenset(["l2", "norm"])
+_STEP_WORDS = _words("step batch iter iteration current last samples")
+_LOSS = _PLACES | _WHOLE | _AVERAGE | _STEP_WORDS | _words("lm ce language out sft gpt actor")
+_NORM = _PLACES | _OPTIMISER | _WHOLE | _AVERAGE | _STEP_WORDS | frozenset(["l2", "norm"])
 #: A norm before clipping is preferred to any other.
 _UNCLIPPED = frozenset(["unclipped", "raw"])
 
@@ -139,7 +139,7 @@ TARGETS: dict[str, Target] = {
         "learning_rate",
         "learning_rate lr train_learning_rate train_lr lr_0 train_lr_0 learning_rates lrs",
         core=_any_of("lr"),
-        neutral=_PLACES | _OPTIMISER | _STEP
+        neutral=_PLACES | _OPTIMISER | _STEP_WORDS
         | _words("adam adamw w decoupled sgd group group0 0 pg pg1"),
     ),
     "update_norm": Target(
@@ -331,7 +331,7 @@ def plain_name(column: str) -> str:
 
 
 #: Units at the end of plain names, in bytes or seconds; `mem` is Composer's.
-_UNITS = {
+_UNIT_FACTORS = {
     "gi_b": 2.0**30, "gib": 2.0**30, "gb": 1e9, "mb": 1e6, "megabytes": 1e6, "mem": 1e9, "ms": 1e-3,
 }  # fmt: skip
 
@@ -346,7 +346,7 @@ def unit(column: str) -> float:
     words = plain_name(column).split("_")
     if words == ["memory"]:  # of mmcv
         return 2.0**20
-    return _UNITS.get("_".join(words[-2:]), _UNITS.get(words[-1], 1.0))
+    return _UNIT_FACTORS.get("_".join(words[-2:]), _UNIT_FACTORS.get(words[-1], 1.0))
 
 
 _LOSS_WORD = r"(?:cross_?ent(?:ropy)?|crossentropy|xent)"

@@ -37,7 +37,7 @@ _STATE = "trainer_state.json"
 _TRAINER_LOGS = ("trainer_log.jsonl", "logging.jsonl")
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|latest-run")
-_STEP = re.compile(rb'"global_step"\s*:\s*(\d+)')
+_GLOBAL_STEP = re.compile(rb'"global_step"\s*:\s*(\d+)')
 _STEP_OF_LINE = re.compile(rb'"(?:current_steps"\s*:\s*|global_step/max_steps"\s*:\s*")(\d+)')
 _SCORES = frozenset({"scores.csv", "summary.json", "report.html"})
 _INDEX = frozenset({"index.csv", "index.html"})
@@ -98,7 +98,7 @@ def _highest(file: Path, stated: re.Pattern[bytes]) -> int:
 
 def _global_step(state: Path) -> tuple[int, str]:
     # Of equal ones that of the run itself, which is the shorter path.
-    return _highest(state, _STEP), "" if "checkpoint" in state.parent.name else "~"
+    return _highest(state, _GLOBAL_STEP), "" if "checkpoint" in state.parent.name else "~"
 
 
 def _longer_logs(

@@ -120,8 +120,8 @@ def _is_number(cell: object) -> bool:
 
 RUN = "(run)"  # cell with the name of a run
 #: Name of the column with a metric's name -> that of its value; and names of one with the run.
-_VALUE = {"metric_name": "metric_value"}
-_VALUE |= dict.fromkeys(("key", "metric", "event_name", "tag", "name"), "value")
+_VALUE_KEY = {"metric_name": "metric_value"}
+_VALUE_KEY |= dict.fromkeys(("key", "metric", "event_name", "tag", "name"), "value")
 _RUN_NAMES = ("run_name", "run_id", "run_uuid", "run", "experiment_key")
 #: Columns of the scores.csv of a replay.
 _OF_A_REPLAY = {"gradient_variance_normalised", "loss_drift_normalised", "r_metric", "alert"}
@@ -134,7 +134,7 @@ def long_form(names: Iterable[str]) -> dict[str, str] | None:
         folder, _, own = column.rpartition("/")
         folders.setdefault(folder, {}).setdefault(plain_name(own), column)
     for columns in folders.values():
-        for name, value in _VALUE.items():
+        for name, value in _VALUE_KEY.items():
             if {name, value, "step"} <= columns.keys() and not any(map(is_loss, columns)):
                 run = next((columns[run] for run in _RUN_NAMES if run in columns), RUN)
                 parts = (columns[name], columns[value], columns["step"], run)

@@ -296,7 +296,7 @@ _OVERFLOW = re.compile(
     re.IGNORECASE,
 )
 _MEGATRON_LOSSES = ("lm loss", "lm_loss", "loss", "train loss", "reduced_train_loss")
-_NO_LOSS = ("scale", "balanc", "aux", "z_loss", "z loss", "mtp", "moe", "sop", "ppl")
+_AUXILIARY = ("scale", "balanc", "aux", "z_loss", "z loss", "mtp", "moe", "sop", "ppl")
 
 
 def _megatron_loss(found: Values, endings: tuple[str, ...] = ("",)) -> float | None:
@@ -305,7 +305,7 @@ def _megatron_loss(found: Values, endings: tuple[str, ...] = ("",)) -> float | N
     names += [n for n in found if n.endswith(tuple(f"loss{e}" for e in endings))]
     for name in names:
         value = number_in(found.get(name))
-        if value is not None and not any(word in name for word in _NO_LOSS):
+        if value is not None and not any(word in name for word in _AUXILIARY):
             return value
     return None
 

@@ -233,7 +233,7 @@ MLPERF = TextFormat(
 )
 
 _CELL = re.compile(r"^\|\s+([\w/]+)\s*\|\s*(\S*)\s*\|\s*$")
-_RULE = re.compile(r"^-{8,}\s*$")
+_DASHES = re.compile(r"^-{8,}\s*$")
 
 
 def _stable_baselines3_rows(lines: Lines) -> Iterator[Row]:
@@ -245,7 +245,7 @@ def _stable_baselines3_rows(lines: Lines) -> Iterator[Row]:
             name, value = found.groups()
             folder = name if name.endswith("/") else folder
             values |= {f"{folder}{name}": value} if value else {}
-        elif _RULE.match(text):
+        elif _DASHES.match(text):
             if (step := whole(values.get("time/total_timesteps"))) is not None:
                 cells: Cells = {}
                 put(cells, **{t: values.get(f"train/{t}") for t in ("loss", "learning_rate")})
@@ -260,4 +260,4 @@ STABLE_BASELINES3 = TextFormat(
     mark=re.compile(r"^\|\s+total_timesteps\s*\|\s*\d+\s*\|\s*$", re.MULTILINE),
     rows=_stable_baselines3_rows,
 )
-FORMATS = (MLPERF, HUGGING_FACE, STABLE_BASELINES3, FAIRSEQ)
+PROGRAMS = (MLPERF, HUGGING_FACE, STABLE_BASELINES3, FAIRSEQ)

@@ -21,7 +21,7 @@ FURTHEST = 4 << 20
 _BLANKS = re.compile(r" +")
 _NUMBERS = re.compile(r" ?[-+]?(?:\d[\d.,]*(?:e[-+]?\d*)?|nan|inf)", re.IGNORECASE)
 
-TEXT_FORMATS = (*text_programs.FORMATS, *text_formats.FORMATS)
+TEXT_FORMATS = (*text_programs.PROGRAMS, *text_formats.FORMATS)
 
 
 def as_reader(text: TextFormat) -> Reader:

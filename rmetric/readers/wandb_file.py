@@ -22,7 +22,7 @@ MARK = b":W&B\xe1\xbe"
 _FILE_HEADER, _BLOCK, _HEADER = 7, 32768, 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 #: Numbers of the fields: a record's history, its items and step; an item's names and value.
-_HISTORY, _ITEM, _STEP, _KEY, _NESTED, _JSON = 2, 1, 2, 1, 2, 16
+_HISTORY, _ITEM, _STEP_FIELD, _KEY, _NESTED, _JSON = 2, 1, 2, 1, 2, 16
 _VARINT, _WIDE, _BYTES, _NARROW = 0, 1, 2, 5
 _EMPTY = (
     "this W&B file holds no history that can be read; where the run was synchronised, export it "
@@ -139,7 +139,7 @@ def _history(message: bytes) -> dict[str, Any]:
             name, value = _item(part)
             if name and isinstance(value, (int, float, str)):
                 entry[name] = value
-        elif number == _STEP and isinstance(part, bytes):
+        elif number == _STEP_FIELD and isinstance(part, bytes):
             for _, step in _fields(part):
                 if isinstance(step, int):
                     entry.setdefault("_step", step)

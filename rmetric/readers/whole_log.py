@@ -14,7 +14,7 @@ from rmetric.records import Record, Run
 
 ORDINARY = "beside these"
 #: All of a record that is one number and was measured, or computed by somebody else.
-_NUMBERS = attrgetter(
+_ADDED_VALUES = attrgetter(
     "training_loss", "validation_loss", "gradient_norm", "learning_rate", "update_norm",
     "parameter_norm", "loss_scale", "activation_headroom", "attention_logit_max", "router_load",
     "probe_loss", "failure_rate", "gradient_variance", "loss_drift", "stated_score",
@@ -29,7 +29,7 @@ def kind_of(record: Record, *, alarm_begins: bool = False) -> str:
         *(record.layer_gradient_norms or {}).values(),
         *(record.loss_parts or {}).values(),
     )
-    total = sum(filter(None, _NUMBERS(record))) + sum(several)
+    total = sum(filter(None, _ADDED_VALUES(record))) + sum(several)
     if not isfinite(total) or record.non_finite_gradients:
         return "with a value that is not finite"
     if record.skipped or record.events or record.planned_events or record.actions:

@@ -23,9 +23,9 @@ from rmetric._util.errors import require
 from rmetric.metric import MODES
 from rmetric.records import Record, Run, Truth
 
-ARCHITECTURES = ("Llama-3-8B", "Mistral-7B", "GPT-4-MoE")
+PUBLISHED_ARCHITECTURES = ("Llama-3-8B", "Mistral-7B", "GPT-4-MoE")
 #: In the order of the matrix, with what the authors' configuration states of each.
-FAULTS: dict[str, dict[str, Any]] = {
+PUBLISHED_FAULTS: dict[str, dict[str, Any]] = {
     "EXPERT_FAILURE": {"expert_to_kill": 2},
     "ROUTER_IMBALANCE": {"imbalance_factor": 0.7},
     "GRADIENT_EXPLOSION": {},
@@ -126,8 +126,8 @@ def published_specs() -> list[PublishedSpec]:
     cells = [
         (mode, architecture, fault, repetition)
         for mode in MODES
-        for architecture in ARCHITECTURES
-        for fault in FAULTS
+        for architecture in PUBLISHED_ARCHITECTURES
+        for fault in PUBLISHED_FAULTS
         for repetition in range(1, REPETITIONS + 1)
     ]
     return [
@@ -238,7 +238,7 @@ def config_of(
         "fault_injection": {
             "type": spec.fault,
             "trigger_step": dynamics.onset_step,
-            "params": FAULTS.get(spec.fault, {}),
+            "params": PUBLISHED_FAULTS.get(spec.fault, {}),
         },
         "simulator": {"source": f"commit {COMMIT} of the authors' repository, from its equations"},
     }

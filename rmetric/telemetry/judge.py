@@ -91,7 +91,7 @@ _MEASURED = {
     "temperature_rise": "{0:+.1f} °C a minute; full at {config.temperature_rise_full:g}",
 }
 #: Events after which a GPU is gone until its next reading.
-GONE = ("gpu_lost", "gpu_reset_required")
+GPU_GONE_EVENTS = ("gpu_lost", "gpu_reset_required")
 
 
 class Judge:
@@ -132,7 +132,7 @@ class Judge:
 
     def take(self, reading: Reading) -> GpuVerdict:
         self._silence = ""
-        for kind in GONE:
+        for kind in GPU_GONE_EVENTS:
             self._last_seen.pop(kind, None)
         if self._counters.rise(reading, "ecc_uncorrected_errors"):
             self._last_seen["ecc_uncorrected"] = reading.time
@@ -152,7 +152,7 @@ class Judge:
 
     def silent(self, time: float, why: str) -> GpuVerdict:
         """`why` is quoted in the reasons."""
-        if not set(self._last_seen) & set(GONE):
+        if not set(self._last_seen) & set(GPU_GONE_EVENTS):
             self._silence = why
         return self.verdict(time)
 

@@ -19,7 +19,7 @@ CLOSED = {
 #: Of these, those that mean that the driver itself is away.
 DRIVER_AWAY = (9, 12, 18)
 #: Return codes by which a GPU is gone, as kinds of events.
-GONE = {15: "gpu_lost", 16: "gpu_reset_required", 28: "gpu_lost"}
+GPU_GONE_ERRORS = {15: "gpu_lost", 16: "gpu_reset_required", 28: "gpu_lost"}
 
 #: Numbers of NVML's fields, from its header: 91, 230, and one field a counter of NVLink.
 #: Older GPUs report sums over their links, later ones each link for itself.
@@ -120,7 +120,7 @@ class NvmlLibrary:
             if error.value in CLOSED:
                 raise NvmlClosed(CLOSED[error.value], error.value) from None
             self._handles.pop(gpu, None)
-            kind = GONE.get(error.value, "gpu_lost")
+            kind = GPU_GONE_ERRORS.get(error.value, "gpu_lost")
             raise GpuGone(f"GPU {gpu} does not answer: {error}", kind) from None
 
     def next_xid(self, seconds: float, otherwise: Callable[[float], Any]) -> tuple[int, int] | None:
@@ -146,7 +146,7 @@ class NvmlLibrary:
         except self._nvml.NVMLError as error:
             if error.value in CLOSED:
                 raise NvmlClosed(CLOSED[error.value], error.value) from None
-            if error.value in GONE:
+            if error.value in GPU_GONE_ERRORS:
                 raise
             return None
 

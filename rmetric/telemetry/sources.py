@@ -11,7 +11,7 @@ from time import monotonic, time
 from typing import Protocol
 
 from rmetric._util.errors import LogError, require
-from rmetric.telemetry.judge import GONE, Judge
+from rmetric.telemetry.judge import GPU_GONE_EVENTS, Judge
 from rmetric.telemetry.lines import GpuVerdict, TelemetryEvent, read_line, read_recording
 from rmetric.telemetry.nvml import NvmlEvents
 from rmetric.telemetry.reading import Reading
@@ -91,7 +91,7 @@ class JudgedGpus(VerdictStore):
             return  # the next reading gives the new state
         else:
             verdict = judge.happened(event.kind, event.time)
-            if event.kind in GONE:
+            if event.kind in GPU_GONE_EVENTS:
                 self._readings.pop(verdict.key, None)
         self.add(verdict)
 

@@ -30,7 +30,7 @@ from studies.case_study.settings import QWEN_3B, TINY, CaseStudyError, Settings
 #: Share of the free memory that may be planned for; allocators waste the rest.
 USABLE = 0.9
 LORA_RANK = 16
-MODEL: Any = transformers.AutoModelForCausalLM
+MODEL_CLASS: Any = transformers.AutoModelForCausalLM
 
 
 class Device(NamedTuple):
@@ -163,7 +163,7 @@ def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) 
     """
     text = config.get_text_config()
     with torch.device("meta"):
-        model = MODEL.from_config(config, trust_remote_code=False)
+        model = MODEL_CLASS.from_config(config, trust_remote_code=False)
     output = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output]
     adapters = LORA_RANK * sum(layer.in_features + layer.out_features for layer in linear)
@@ -274,7 +274,7 @@ def load_model(settings: Settings, config: PreTrainedConfig, recipe: Recipe) -> 
             "pip install -e '.[study,live,qlora]'"
         )
     torch.manual_seed(settings.seed)
-    draw = partial(MODEL.from_config, config, dtype=recipe.weights_dtype, **SAFE)
+    draw = partial(MODEL_CLASS.from_config, config, dtype=recipe.weights_dtype, **SAFE)
     if not settings.random_weights and settings.model not in ARCHITECTURES:
         model = _pretrained(settings.model, recipe)
     elif recipe.four_bit:  # only weights from files are packed while they are loaded
@@ -310,4 +310,4 @@ def _pretrained(source: str, recipe: Recipe) -> Any:
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=recipe.dtype,
         )  # fmt: skip
-    return loaded(source, "--model", partial(MODEL.from_pretrained, **options))
+    return loaded(source, "--model", partial(MODEL_CLASS.from_pretrained, **options))

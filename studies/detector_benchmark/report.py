@@ -30,18 +30,18 @@ from studies.detector_benchmark.tables import FEATURED, short, tables, wide
 from studies.detector_benchmark.views import table as view_table
 
 #: In the order of the page; figures show those that are there.
-DATA_SETS = ("stress", "lab", "real", "lab_test", "lab2", "lab2_test", "lab3_test", "lab3_slow")
+ALL_DATA_SETS = ("stress", "lab", "real", "lab_test", "lab2", "lab2_test", "lab3_test", "lab3_slow")
 IN_FIGURES = ("lab", "stress", "real")
 NOT_YET = "*Not measured yet.*\n"
 
 
 def report(
-    folder: Path, shown: Sequence[str] = DATA_SETS, page: Path | None = None
+    folder: Path, shown: Sequence[str] = ALL_DATA_SETS, page: Path | None = None
 ) -> Iterator[str]:
     """Write tables, figures and provenance of the JSON files, fill `page`; yields messages."""
     found = {
         name: read_results(folder / f"{name}.json")
-        for name in DATA_SETS
+        for name in ALL_DATA_SETS
         if (folder / f"{name}.json").exists()
     }
     for name, results in found.items():

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-FOLDER = Path(__file__).parents[2] / "tests" / "diagnosis" / "corpus"
+CORPUS = Path(__file__).parents[2] / "tests" / "diagnosis" / "corpus"
 #: What lines, entries and names of files state.
-TABLES = yaml.safe_load(FOLDER.with_name("lines.yaml").read_text("utf-8"))
+TABLES = yaml.safe_load(CORPUS.with_name("lines.yaml").read_text("utf-8"))
 LOOP = "%%"
 #: A first value, its steps by the counters of loops, and where it begins again: <00+2n%60>.
 VARIED = re.compile(
@@ -45,7 +45,7 @@ class CorpusJob:
 
 
 def corpus() -> Iterator[CorpusJob]:
-    for path in sorted(FOLDER.glob("*.yaml")):
+    for path in sorted(CORPUS.glob("*.yaml")):
         for entry in yaml.load(path.read_text("utf-8"), yaml.CSafeLoader):
             yield CorpusJob(**entry, topic=path.stem)
 

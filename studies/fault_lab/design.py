@@ -117,7 +117,7 @@ def _branches(
 
 FIRST_SEED = 1000  # the first set has 0 to 159, the rescue 160 to 259
 #: Runs of each part: controls, and of every kind of fault and of benign change.
-PARTS = {"training2": (22, 3, 2), "sealed2": (33, 5, 3)}
+NUMBERS_OF_SPLIT = {"training2": (22, 3, 2), "sealed2": (33, 5, 3)}
 
 # Shares of the controls. What takes long is rare: the whole set must take less than an hour.
 SHAPES = {  # (size, context, steps)
@@ -145,7 +145,7 @@ def second_campaign() -> list[LabSpec]:
     """The runs of both parts: each control, then its branches."""
     specs, first_seed = [], FIRST_SEED
     for split in SECOND_SPLITS:
-        num_controls, num_faults, num_benign = PARTS[split]
+        num_controls, num_faults, num_benign = NUMBERS_OF_SPLIT[split]
         rng = np.random.default_rng([first_seed, 4])
         controls = _second_controls(rng, first_seed, num_controls, split)
         dealt = [

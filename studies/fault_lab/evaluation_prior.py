@@ -26,8 +26,8 @@ from rmetric.readers.archive import read_runs
 from rmetric.records import Run
 from studies.common.command import command_parser
 
-LOGS = Path(__file__).parent / "data"
-OPEN_PARTS = ("calibration.tar.xz", "development.tar.xz", "training2.tar.xz")
+DATA = Path(__file__).parent / "data"
+PRIOR_PARTS = ("calibration.tar.xz", "development.tar.xz", "training2.tar.xz")
 _FALLING = 10
 
 
@@ -45,13 +45,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         healthy = [
             changes_of(run)
-            for part in OPEN_PARTS
-            for run in read_runs(LOGS / part)
+            for part in PRIOR_PARTS
+            for run in read_runs(DATA / part)
             if is_healthy(run)
         ]
         scale, freedom = fitted([changes for changes in healthy if changes.number])
         prior = {"scale": round(scale, 4), "degrees_of_freedom": round(freedom, 1)}
-        content = json.dumps(prior | {"runs": len(healthy), "parts": OPEN_PARTS}, indent=1)
+        content = json.dumps(prior | {"runs": len(healthy), "parts": PRIOR_PARTS}, indent=1)
         write_atomically(options.out, [f"{content}\n".encode()])
     except (LogError, OSError) as error:
         return fail(error, FAILED)

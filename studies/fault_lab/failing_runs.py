@@ -30,7 +30,7 @@ from rmetric.readers.archive import read_runs
 from rmetric.records import Record, Run
 from studies.common.command import command_parser
 
-LOGS = Path(__file__).parent / "data"
+DATA = Path(__file__).parent / "data"
 OPEN_PARTS = ("calibration.tar.xz", "development.tar.xz")
 _PER_FAULT = 2
 _BEFORE, _AFTER = 120, 20
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=PATH, metavar="FILE")
     options = parser.parse_args(argv)
     try:
-        chosen = choose(chain.from_iterable(read_runs(LOGS / part) for part in OPEN_PARTS))
+        chosen = choose(chain.from_iterable(read_runs(DATA / part) for part in OPEN_PARTS))
         content = failing_runs_to_bytes(chosen)
         write_atomically(options.out, [content])
     except (LogError, OSError) as error:

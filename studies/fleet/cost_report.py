@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     about = provenance(points, options.replications)
     write(options.out, made, {FIGURE: figure}, about, PACKAGES)
     if options.out == OUT and PAGE.exists():
-        refresh(PAGE, OUT, (FIGURE, CAPTION), sentences(found.__getitem__))
+        refresh(PAGE, OUT, (FIGURE, CAPTION_OF_COST), sentences(found.__getitem__))
     print(f"tables, figure and provenance.json: {options.out}")
     return 0
 
@@ -208,7 +208,7 @@ def _matters(get: Get) -> list[str]:
 
 def training_failure_lines(found: Outcomes) -> list[str]:
     lines = []
-    for rate in training_failures.RATES:
+    for rate in training_failures.DIVERGENCE_RATES:
         lost = training_failures.losses(rate, 3600.0, found)
         saved = training_failures.gain(rate, 3600.0, found)
         lines.append(
@@ -224,7 +224,7 @@ def training_failure_lines(found: Outcomes) -> list[str]:
 # -- the figure
 
 FIGURE = "when_emergency_saves_pay"
-CAPTION = (
+CAPTION_OF_COST = (
     f"(a) to (c): what warnings add to the ETTR of a job on {BIG:,} GPUs that saves at "
     "Young/Daly's interval, in percentage points with 95 % intervals, against false alarms, by "
     "recall; below 0 warnings do harm. Dotted: the false alarms of the "
@@ -236,7 +236,7 @@ CAPTION = (
 )
 MOST_ALARMS = 0.1  # in panel (d)
 ALARMS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-COLOURS = dict(zip(RECALLS, (BLUE, GREEN, ORANGE, VERMILION), strict=True))
+COLOUR_OF_RECALL = dict(zip(RECALLS, (BLUE, GREEN, ORANGE, VERMILION), strict=True))
 SIZE_COLOURS = dict(zip(BREAK_EVEN_SIZES, (BLUE, ORANGE, VERMILION), strict=True))
 LINES = {"synchronous": "--", "asynchronous": "-"}
 #: Results of `python -m studies.fleet risk` with an hour's horizon, and what is shown of them.
@@ -270,8 +270,8 @@ def _gains(axes: Axes, get: Get, saves: str, drops: bool, title: str) -> None:
         warned = (replace(predictor, false_alarms_per_gpu_day=alarms) for alarms in ALARMS)
         gains = [get(a_job(BIG, saves, noisy)).gain(base) for noisy in warned]
         point, low, high = np.array(gains).T
-        axes.plot(ALARMS, point, "o-", color=COLOURS[recall], label=f"{recall:g}")
-        axes.fill_between(ALARMS, low, high, color=COLOURS[recall], alpha=0.2, lw=0)
+        axes.plot(ALARMS, point, "o-", color=COLOUR_OF_RECALL[recall], label=f"{recall:g}")
+        axes.fill_between(ALARMS, low, high, color=COLOUR_OF_RECALL[recall], alpha=0.2, lw=0)
     axes.axhline(0, color=BLACK, lw=0.8)
     axes.axvline(TODAY.false_alarms_per_gpu_day, color=GREY, ls=":")
     axes.set_xscale("symlog", linthresh=1e-4, linscale=0.5)

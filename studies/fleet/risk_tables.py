@@ -133,7 +133,7 @@ def median(values: Sequence[float]) -> Estimate:
 
 #: The share of failures with a sign that is published, and others to see what hangs on it.
 SHARE = published.PRECURSORS_SEEN / published.PRECURSORS_ASKED
-SHARES = (0.1, SHARE, 0.5, 1.0)
+FAILING_SHARES = (0.1, SHARE, 0.5, 1.0)
 #: What running the original code showed of a healthy day, in percent.
 KNOWN_FIRING = 28.6
 
@@ -151,7 +151,7 @@ def _bound() -> Table:
         "Upper bound for predictors that use a GPU's telemetry",
         "GPU failures with a sign (%):0 | Most GPU failures announced (%):0 | "
         "Most interruptions announced (%):1",
-        [(100 * share, 100 * share, 100 * share * of_a_gpu) for share in SHARES],
+        [(100 * share, 100 * share, 100 * share * of_a_gpu) for share in FAILING_SHARES],
         notes=[
             f"{published.NUM_OF_A_GPU} of {published.NUM_INTERRUPTIONS} unexpected interruptions "
             f"were failures of a GPU ({', '.join(published.OF_A_GPU)}); the others show nothing "
@@ -215,7 +215,7 @@ def _shares(strata: Strata) -> Table:
         for predictor in PREDICTORS
     }
     rows: list[tuple[Cell, ...]] = []
-    for share in SHARES:
+    for share in FAILING_SHARES:
         for predictor in PREDICTORS:
             row: list[Cell] = [f"{100 * share:.0f} %", predictor.title]
             for horizon in HORIZONS:

@@ -22,7 +22,7 @@ from studies.fleet.cost import SAVES, a_job
 RESULTS = Path(__file__).resolve().parents[1] / "fault_lab" / "results"
 POLICY, AT_NAN = "Rescue", "Restart at NaN, checkpoint every 50 steps"
 NUM_GPUS = 2048
-RATES = (0.01, 0.1, 1.0)
+DIVERGENCE_RATES = (0.01, 0.1, 1.0)
 NOTICED = {"10 min": 600.0, "1 h": 3600.0, "8 h": 28_800.0}
 HOURLY, RESTART, FAST_RESTART = 3600.0, 600.0, 60.0
 STEP_SECONDS = 10.0
@@ -151,7 +151,7 @@ def gain(rate: float, notice: float, found: Outcomes) -> Estimate:
 
 def table(found: Outcomes) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for rate in RATES:
+    for rate in DIVERGENCE_RATES:
         for words, notice in NOTICED.items():
             lost, saved = losses(rate, notice, found), gain(rate, notice, found)
             rows.append((f"{rate:g}", 1000 / (rate * NUM_GPUS), words, *lost, saved))

@@ -34,8 +34,8 @@ from rmetric.metric import RMetricConfig
 from rmetric.records import Run
 from rmetric.simulation.published import (
     ACTING,
-    ARCHITECTURES,
-    FAULTS,
+    PUBLISHED_ARCHITECTURES,
+    PUBLISHED_FAULTS,
     REPETITIONS,
     PublishedDynamics,
 )
@@ -61,7 +61,7 @@ ANATOMY_SEEDS = 200
 RANDOM_ONSETS = (1000, 4000)
 #: The fault of each run of one mode, in the order of the matrix, shape (R,).
 FAULT_OF_RUN = np.array(
-    [name for _ in ARCHITECTURES for name in FAULTS for _ in range(REPETITIONS)]
+    [name for _ in PUBLISHED_ARCHITECTURES for name in PUBLISHED_FAULTS for _ in range(REPETITIONS)]
 )
 
 DYNAMICS = PublishedDynamics()
@@ -376,7 +376,7 @@ def spread_of_rows(num_seeds: int = SPREAD_SEEDS) -> dict[str, SeedScores]:
 def spread_by_fault(num_seeds: int = SPREAD_SEEDS) -> dict[str, dict[str, Floats]]:
     """F1 over seeds, shape (S,), by rule and by fault; ``Overall`` leaves NONE out."""
     chosen = {"Overall": FAULT_OF_RUN != "NONE"}
-    chosen |= {name: name == FAULT_OF_RUN for name in FAULTS if name != "NONE"}
+    chosen |= {name: name == FAULT_OF_RUN for name in PUBLISHED_FAULTS if name != "NONE"}
     found: dict[str, dict[str, list[float]]] = {"published": {}, "causal": {}}
     for batch, alerts in _published_alerts(num_seeds):
         for protocol, of_fault in found.items():

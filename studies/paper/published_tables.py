@@ -11,7 +11,7 @@ import numpy as np
 from rmetric.evaluation import Estimate, Scores, Study, judge, score
 from rmetric.evaluation.protocols import SECONDS_PER_STEP
 from rmetric.evaluation.traces import Trace
-from rmetric.simulation.published import COMMIT, FAULTS
+from rmetric.simulation.published import COMMIT, PUBLISHED_FAULTS
 from studies.common.real_runs import HEADS, Summary, real_runs_rows
 from studies.common.table import Cell, Table, show
 from studies.paper import claims
@@ -169,7 +169,7 @@ def faults(analysis: PublishedAnalysis) -> Table:
     names = np.array([run.truth.fault if run.truth else "unknown" for run in runs])
     outcomes = {rule: judge(runs, analysis.traces["full"], rule) for rule in RULES}
     rows: list[tuple[Cell, ...]] = []
-    for fault in ("Overall", *(name for name in FAULTS if name != "NONE")):
+    for fault in ("Overall", *(name for name in PUBLISHED_FAULTS if name != "NONE")):
         chosen = names != "NONE" if fault == "Overall" else names == fault
         then, now = (score(outcomes[rule].select(chosen)) for rule in RULES)
         over, causal = (spread(analysis.fault_seeds[rule][fault]) for rule in RULES)

@@ -17,8 +17,8 @@ from rmetric.metric import MODES, PAPER_WEIGHTS, RMetricConfig
 from rmetric.records import Run
 from rmetric.simulation.published import (
     ACTING,
-    FAULTS,
     LONGEST_FAULT,
+    PUBLISHED_FAULTS,
     WITHOUT_EFFECT,
     PublishedDynamics,
     PublishedSpec,
@@ -156,7 +156,7 @@ def lone(fault: str, seed: int = 3, **changes) -> Run:
 
 
 def test_a_fault_without_effect_leaves_a_healthy_run():
-    assert set(FAULTS) - set(ACTING) < set(WITHOUT_EFFECT)
+    assert set(PUBLISHED_FAULTS) - set(ACTING) < set(WITHOUT_EFFECT)
     healthy = lone("NONE")
     for fault in WITHOUT_EFFECT:
         run = lone(fault)

@@ -24,7 +24,7 @@ from rmetric.metric import Components
 from rmetric.records import Record
 
 #: Scores are cut here, so that they can be drawn and averaged.
-MOST = 100.0
+CEILING = 100.0
 #: Score of an alarm that is kept open because the loss has not come back.
 KEPT_OPEN = 1.01
 #: Steps that evidence must last which does not alarm at once.
@@ -209,7 +209,7 @@ class CalibratedDetector:
             self.pair, pair_by = soon, soon_by
         if others > strongest:
             strongest, strongest_by = others, others_by
-        self.score = min(max(strongest, self.pair), MOST) if known else nan
+        self.score = min(max(strongest, self.pair), CEILING) if known else nan
         self.alarm = self.score > 1
         self._leading = [strongest_by] if strongest >= self.pair else pair_by
 
@@ -272,7 +272,7 @@ class CalibratedDetector:
             for name, solo, joint in limits:
                 value = source.statistics.get(name)
                 if value is not None:
-                    found[name] = min(_strength(value, solo if solo < inf else joint), MOST)
+                    found[name] = min(_strength(value, solo if solo < inf else joint), CEILING)
         return found
 
     @property
@@ -322,7 +322,7 @@ class CalibratedDetector:
 
 def _strength(value: float, limit: float) -> float:
     if value == inf:
-        return MOST if limit < inf else 0.0
+        return CEILING if limit < inf else 0.0
     return value / limit
 
 

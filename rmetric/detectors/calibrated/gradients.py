@@ -19,7 +19,7 @@ from rmetric.signals.gradient_variance import population_variance
 
 _SMOOTHING = 0.1
 _TURNING = 0.2
-_MOST_SPREADS = 6.0
+_CLIPPED_AT = 6.0
 _MOST_APART = 5.0
 _SETTLED = 10
 _DEAD = log(1e-9)  # a norm below is none
@@ -83,7 +83,7 @@ class Gradients(EvidenceSource):
         self._last = norm
         z = self._norm.update(log(norm))
         if z == z:
-            self.smooth("gradient_norm", clipped(z, -_MOST_SPREADS, _MOST_SPREADS), _SMOOTHING)
+            self.smooth("gradient_norm", clipped(z, -_CLIPPED_AT, _CLIPPED_AT), _SMOOTHING)
             self.note("gradient_norm", step, z, _UNUSUAL_SPREADS)
 
     def _judge_workers(self, norms: Sequence[float], step: int) -> None:
@@ -108,7 +108,7 @@ class Gradients(EvidenceSource):
         if variance < inf:
             z = self._variance.update(log(max(variance, 1e-24)))
             if z == z:
-                z = clipped(z, -_MOST_SPREADS, _MOST_SPREADS)
+                z = clipped(z, -_CLIPPED_AT, _CLIPPED_AT)
                 self.smooth("gradient_variance", z, _SMOOTHING)
 
     def _judge_directions(

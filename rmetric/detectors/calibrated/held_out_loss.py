@@ -15,7 +15,7 @@ from rmetric.records import Record
 PRIOR = Path(__file__).with_name("evaluation_prior.json")
 #: Newest rises of a run that are taken for its noise.
 _RISES = 8
-_SMOOTHING = 0.3
+_FAST_SMOOTHING = 0.3
 _PER_CENT = 0.02
 _WARM_UP, _SETTLED = 5, 15
 
@@ -110,7 +110,7 @@ class ProbeLoss(EvidenceSource):
         loss = bounded(loss)
         self._count += 1
         first = self._level != self._level
-        self._level = loss if first else self._level + _SMOOTHING * (loss - self._level)
+        self._level = loss if first else self._level + _FAST_SMOOTHING * (loss - self._level)
         if self._count > _SETTLED:
             unit = _PER_CENT * max(abs(self._lowest), 0.05)
             self.statistics["probe_rise"] = (self._level - self._lowest) / unit

@@ -8,7 +8,7 @@ from rmetric.detectors.calibrated.source import EvidenceSource, LaggedPast, amou
 from rmetric.detectors.contract import roll_back
 from rmetric.records import Record
 
-_SMOOTHING = 0.3
+_FAST_SMOOTHING = 0.3
 _DOWN, _UP = -3.0, 5.0
 #: An update that is half as large again is itself unusual.
 _UNUSUAL = log(1.5)
@@ -48,7 +48,7 @@ class Updates(EvidenceSource):
             self._norm, self._usual = log(norm), self._ratios.usual + log(rate)
             above = clipped(ratio - self._ratios.usual, _DOWN, _UP)
             self.note("update_size", record.step, above, _UNUSUAL)
-            self.smooth("update_size", above, _SMOOTHING)
+            self.smooth("update_size", above, _FAST_SMOOTHING)
         self._ratios.remember(ratio)
 
     def restart(self) -> None:

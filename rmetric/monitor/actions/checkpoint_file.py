@@ -31,7 +31,7 @@ FORMAT = "rmetric emergency checkpoint, 1"
 POINTER = "last_good"
 #: End of the name of a suspect checkpoint, and how many of these are kept.
 SUSPECT, KEPT_SUSPECT = ".suspect.pt", 2
-FINISH_SECONDS = 600.0  # that the end of a training waits for the last write
+LAST_WRITE_SECONDS = 600.0  # that the end of a training waits for the last write
 PLAIN = (type(None), bool, int, float, str, bytes)
 
 
@@ -296,8 +296,8 @@ class EmergencyCheckpoint(Action):
             self._open.end(source)
 
     def close(self) -> None:
-        if not self._background.close(FINISH_SECONDS):
-            self._report(f"still not written after {FINISH_SECONDS:g} s")
+        if not self._background.close(LAST_WRITE_SECONDS):
+            self._report(f"still not written after {LAST_WRITE_SECONDS:g} s")
         self._random = {}  # another training may follow
 
     def _random_state(self, monitor: Monitor) -> dict[str, Any]:

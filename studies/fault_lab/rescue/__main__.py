@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     """Run the seeds, or what was requested instead; returns the exit code."""
     from studies.fault_lab.rescue import campaign
-    from studies.fault_lab.rescue.policies import KNOWN, NOTHING, PARTS, POLICIES, RESCUE
+    from studies.fault_lab.rescue.policies import ABLATIONS, KNOWN, NOTHING, POLICIES, RESCUE
     from studies.fault_lab.rescue.tables import OPEN, SEALED, made, pack, write
 
     if options.report:
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     open_groups = campaign.development_failures if options.parts else campaign.old_seeds
     groups = campaign.sealed() if options.sealed else open_groups()
     groups = groups[: options.seeds]
-    policies = options.policies or ([NOTHING, RESCUE, *PARTS] if options.parts else [*POLICIES])
+    policies = options.policies or ([NOTHING, RESCUE, *ABLATIONS] if options.parts else [*POLICIES])
     if unknown := set(policies) - set(KNOWN):
         raise ValueError(
             f"--policies: {', '.join(sorted(unknown))} unknown; accepted: {', '.join(KNOWN)}"

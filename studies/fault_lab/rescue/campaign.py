@@ -42,7 +42,7 @@ BENIGN_TURN = 3
 #: Policies that change every step are trained on one in so many of the runs that do not fail.
 EVERY_STEP_TURN = 4
 ONSET_OF_CONTROLS = 120
-LOGS = Path(__file__).resolve().parents[1] / "data"
+LAB_DATA = Path(__file__).resolve().parents[1] / "data"
 
 
 def development() -> list[list[LabSpec]]:
@@ -60,7 +60,7 @@ def development_failures() -> list[list[LabSpec]]:
     failing = {
         run.id
         for split in ("calibration", "development")
-        for run in read_runs(LOGS / f"{split}.tar.xz")
+        for run in read_runs(LAB_DATA / f"{split}.tar.xz")
         if run.truth is not None and run.truth.failed and not run.truth.benign
     }
     groups = [

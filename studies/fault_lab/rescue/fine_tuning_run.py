@@ -72,7 +72,7 @@ class Run:
 
 
 #: Severities of each fault; what they mean is in `Disturbed`.
-FAULTS: dict[str, tuple[float, ...]] = {
+SEVERITIES: dict[str, tuple[float, ...]] = {
     "rate": (5, 20, 50, 100),
     "rate_runaway": (1.1, 1.2, 1.3, 1.5),
     "rate_zero": (0,),
@@ -91,7 +91,7 @@ FAULTS: dict[str, tuple[float, ...]] = {
 def draw(seed: int) -> Run:
     rng = np.random.default_rng([seed, 45])
     steps = int(rng.integers(60, 201))
-    fault = str(rng.choice(list(FAULTS)))
+    fault = str(rng.choice(list(SEVERITIES)))
     passes = bool(seed % 2) or fault == "weights"
     return Run(
         seed=seed,
@@ -101,7 +101,7 @@ def draw(seed: int) -> Run:
         shape=str(rng.choice(["cosine", "linear", "constant"])),
         scheduler=bool(rng.random() < 0.75),
         fault=fault,
-        severity=float(rng.choice(FAULTS[fault])),
+        severity=float(rng.choice(SEVERITIES[fault])),
         onset=int(rng.integers(5, int(0.8 * steps))),
         duration=int(rng.integers(10, 41)) if passes else 0,
     )

@@ -358,7 +358,7 @@ POLICIES: dict[str, Policy] = {
     RESCUE: Policy("Rescue", rescue(*REMEDIES)),
 }
 #: Parts of rescue, which are measured on the failing runs alone.
-PARTS: dict[str, Policy] = {
+ABLATIONS: dict[str, Policy] = {
     "only_leave_out": Policy("Rescue: only leaves steps out", rescue("leave_out")),
     "only_retry": Policy("Rescue: only goes back and tries again", rescue("retry")),
     **{
@@ -371,4 +371,4 @@ PARTS: dict[str, Policy] = {
 }
 #: The sealed rows are of the detector that was there when they were opened.
 NEWER = "rescue_newer_detector"
-KNOWN = POLICIES | PARTS | {NEWER: Policy("Rescue with the newest detector", rescue(*REMEDIES))}
+KNOWN = POLICIES | ABLATIONS | {NEWER: Policy("Rescue with the newest detector", rescue(*REMEDIES))}

@@ -19,7 +19,7 @@ from studies.common.renderers import to_markdown, write_tables
 from studies.common.table import Cell, Table
 from studies.fault_lab.design import SEEDS
 from studies.fault_lab.faults import fault
-from studies.fault_lab.rescue.policies import KNOWN, NEWER, NOTHING, PARTS, POLICIES, RESCUE
+from studies.fault_lab.rescue.policies import ABLATIONS, KNOWN, NEWER, NOTHING, POLICIES, RESCUE
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "rescue.md"
 SEALED, OPEN = "rescue_sealed", "rescue_open"
@@ -267,7 +267,7 @@ def made(results: Path) -> list[Table]:
     if opened := known(OPEN):
         title = "Rescue, its parts alone and left out, on failing runs of the open seeds"
         found.append(
-            policies(opened, [RESCUE, *PARTS], name="rescue_parts", title=title, number=13)
+            policies(opened, [RESCUE, *ABLATIONS], name="rescue_parts", title=title, number=13)
         )
     if old := known(OLD):
         names, seeds = _policies_of(old), len({row["seed"] for row in old})

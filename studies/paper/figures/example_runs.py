@@ -33,7 +33,7 @@ BENIGN = "benign change"
 MOST_COLUMNS = 5
 SIGNALS = {"failure_rate": "n(λ)", "gradient_variance": "n(σ²)", "loss_drift": "n(ΔL)"}
 #: Lines that can be told apart in grey, too.
-_LOOKS: dict[str, dict[str, Any]] = {
+_LINE_STYLES: dict[str, dict[str, Any]] = {
     "training_loss": {"linewidth": 0.6},
     "validation_loss": {"linewidth": 1.3},
     "failure_rate": {"linewidth": 0.9, "linestyle": (0, (1, 1))},
@@ -41,7 +41,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "loss_drift": {"linewidth": 0.9, "linestyle": (0, (4, 1.2))},
     "score": {"linewidth": 0.8},
 }
-_LOOKS = {name: {"color": MEANING[name]} | look for name, look in _LOOKS.items()}
+_LOOKS = {name: {"color": MEANING[name]} | look for name, look in _LINE_STYLES.items()}
 
 
 class Example(NamedTuple):
@@ -76,7 +76,7 @@ def _steps_to_failure(truth: Truth | None) -> float:
 
 #: Inches: the legend, and one row of examples with its titles and its axis.
 _LEGEND, _BLOCK = 0.32, 3.1
-_MARGINS = {
+_RUN_MARGINS = {
     "left": 0.07, "right": 0.975, "top": 0.87, "bottom": 0.12, "wspace": 0.22, "hspace": 0.1
 }  # fmt: skip
 
@@ -97,7 +97,7 @@ def example_runs(runs: Sequence[Run], traces: Sequence[Trace]) -> Figure:
         shown = examples[number * num_columns : (number + 1) * num_columns]
         panels = block.subplots(
             3, num_columns, sharex="col", sharey="row", squeeze=False,
-            height_ratios=(3, 2, 2.4), gridspec_kw=_MARGINS,
+            height_ratios=(3, 2, 2.4), gridspec_kw=_RUN_MARGINS,
         )  # fmt: skip
         for column, example in zip(panels.T, shown, strict=False):
             _plot(column, example, scored[example.run.id])

@@ -17,7 +17,7 @@ from rmetric.reporting.style import GREY, TEXT_WIDTH, VERMILION
 from studies.paper.claims import PAPER_LEAD_STEPS
 from studies.paper.figures.failure_process import in_order, look_of, name_of
 
-_MARGINS = {"left": 0.085, "right": 0.985, "bottom": 0.13, "top": 0.8, "wspace": 0.08}
+_LEAD_MARGINS = {"left": 0.085, "right": 0.985, "bottom": 0.13, "top": 0.8, "wspace": 0.08}
 _TICKS = (0, 1, 10, 100, 1000, 10_000)
 
 
@@ -49,7 +49,7 @@ def lead_times(runs: Sequence[Run], traces: Sequence[Trace]) -> Figure:
     """A point for each failing run: its lead by the published rule and by the causal rule."""
     found = failures(runs, traces)
     figure = Figure(figsize=(TEXT_WIDTH, 3.1))
-    left, right = figure.subplots(1, 2, sharex=True, sharey=True, gridspec_kw=_MARGINS)
+    left, right = figure.subplots(1, 2, sharex=True, sharey=True, gridspec_kw=_LEAD_MARGINS)
     for axes in (left, right):
         _prepare(axes, found)
     _mark(left, found, "published", filled=True)

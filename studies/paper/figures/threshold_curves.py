@@ -22,7 +22,7 @@ from rmetric.reporting.style import BLACK, GREY, MEANING, TEXT_WIDTH, VERMILION
 from studies.paper.analysis import is_measured
 
 #: Protocol -> its rule in a few words.
-RULES = {
+PANELS = {
     "published": "published rule: any alert, at any step",
     "causal": "causal rule: first alert between fault and failure",
 }
@@ -95,11 +95,11 @@ def curves(runs: Sequence[Run], traces: dict[str, list[Trace]], protocol: str) -
 def threshold_curves(runs: Sequence[Run], traces: dict[str, list[Trace]]) -> Figure:
     """Precision against recall, and F1 against the threshold; a row for each protocol."""
     figure = Figure(figsize=(TEXT_WIDTH, 4.6))
-    panels = figure.subplots(2, 2, gridspec_kw=_MARGINS)
+    panels = figure.subplots(2, 2, gridspec_kw=_CURVE_MARGINS)
     letters = iter("abcd")
     # What the logs do not hold is left out, of the curves and of the legend.
     measured = {name: traces[name] for name in traces if is_measured(traces[name])}
-    for (of_recall, of_threshold), (protocol, rule) in zip(panels, RULES.items(), strict=True):
+    for (of_recall, of_threshold), (protocol, rule) in zip(panels, PANELS.items(), strict=True):
         shown = curves(runs, measured, protocol)
         others = {
             name: evaluate(runs, measured[name], protocol) for name in MARKS if name in measured
@@ -112,7 +112,7 @@ def threshold_curves(runs: Sequence[Run], traces: dict[str, list[Trace]]) -> Fig
     return figure
 
 
-_MARGINS = {
+_CURVE_MARGINS = {
     "left": 0.065, "right": 0.985, "bottom": 0.085, "top": 0.84, "wspace": 0.36, "hspace": 0.45
 }  # fmt: skip
 

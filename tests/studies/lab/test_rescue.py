@@ -15,7 +15,7 @@ from rmetric.rescue.policy import Decision
 from studies.fault_lab.rescue import campaign, demo, fine_tuning
 from studies.fault_lab.rescue import fine_tuning_run as one_run
 from studies.fault_lab.rescue.__main__ import RESULTS
-from studies.fault_lab.rescue.fine_tuning_run import FAULTS, Run, draw, train
+from studies.fault_lab.rescue.fine_tuning_run import SEVERITIES, Run, draw, train
 from studies.fault_lab.rescue.policies import NOTHING, POLICIES, RESCUE, Rescue
 from studies.fault_lab.rescue.runner import (
     GO_ON,
@@ -284,11 +284,11 @@ SMALL = Run(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", SEVERITIES)
 def test_every_fault_changes_the_run_and_nothing_before_its_onset(fault, monkeypatch):
     monkeypatch.setattr(one_run, "PRETRAINING", 3)
     one_run.base.cache_clear()
-    run = replace(SMALL, fault=fault, severity=FAULTS[fault][-1])
+    run = replace(SMALL, fault=fault, severity=SEVERITIES[fault][-1])
     twin = train(run, disturbed=False, rescued=False)
     assert train(replace(run, onset=21), disturbed=True, rescued=False).digest == twin.digest
     assert train(run, disturbed=True, rescued=False).digest != twin.digest
