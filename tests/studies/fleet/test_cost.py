@@ -117,14 +117,14 @@ def test_the_page_links_every_table_and_is_filled_with_sentences_of_the_results(
         assert f"/{path.name})" in text, path.name
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")
-    refresh(page, cost_report.OUT, (cost_report.FIGURE, cost_report.CAPTION), sentences)
+    refresh(page, cost_report.OUT, (cost_report.FIGURE, cost_report.CAPTION_OF_COST), sentences)
     text = page.read_text(encoding="utf-8")
     shown = re.findall(r"<!-- begin (words \w+) -->", text)
     assert len(shown) >= 5
     assert all(sentences[name] in text for name in shown)
     page.write_text("<!-- begin table nothing -->\n<!-- end -->", encoding="utf-8")
     with pytest.raises(ValueError, match="cannot fill 'table nothing'"):
-        refresh(page, cost_report.OUT, (cost_report.FIGURE, cost_report.CAPTION), sentences)
+        refresh(page, cost_report.OUT, (cost_report.FIGURE, cost_report.CAPTION_OF_COST), sentences)
 
 
 @pytest.fixture
