@@ -15,7 +15,6 @@ from rmetric.guard.planner import BatchSpec, PlanOptions
 from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.problem import ENGINES, LARGEST_CHANGE, SIZES, Problem
-from rmetric.guard.planner.report import as_json, as_text
 from rmetric.guard.planner.search import answer
 
 #: Far above any cluster; a plan for so many takes some seconds.
@@ -90,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         return fail(error)
     found = answer(problem, options.current)
-    print(json.dumps(encode(as_json(found)), indent=1) if options.json else as_text(found))
+    print(json.dumps(encode(found.report()), indent=1) if options.json else found.as_text())
     return 0 if found.best else 1
 
 

@@ -1,15 +1,16 @@
-"""Usable GPUs by node, and their memory, compute and network."""
+"""Usable GPUs by node, their memory, compute and network, and the ranks placed on them."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 from math import inf, lcm
 from typing import Any, NamedTuple
 
 from rmetric._util.errors import require
+from rmetric._util.printed import counted
 from rmetric.guard.layout import Layout
 
 GIB = 2**30
@@ -133,6 +134,18 @@ class Cluster:
         """Bytes a GPU that training can use."""
         return max(self.gpu.memory - self.reserve, 0.0)
 
+    def __str__(self) -> str:
+        runs = [(size, len(list(alike))) for size, alike in groupby(self.sizes)]
+        # As in `8 + 7 + 8` or `4 x 8 + 7`.
+        nodes = " + ".join(
+            f"{count} x {size}" if count > 3 else " + ".join([f"{size}"] * count)
+            for size, count in runs
+        )
+        return (
+            f"{counted(self.num_gpus, 'GPU')} ({nodes}), {self.gpu.name}, "
+            f"{in_words(self.usable_memory)} of {in_words(self.gpu.memory)} usable"
+        )
+
     def without(self, node: str, gpus: Iterable[int] | None = None) -> Cluster:
         """Cluster without a node, or some of its GPUs. Raises KeyError if they are not there."""
         if node not in {each.name for each in self.nodes}:
@@ -149,16 +162,51 @@ class Cluster:
         return replace(self, nodes=tuple(kept))
 
 
+class NodeLaunch(NamedTuple):
+    """torchrun command of one node; `arguments` come before the training script."""
+
+    node: str
+    environment: dict[str, str]
+    arguments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        variables = " ".join(f"{name}={value}" for name, value in self.environment.items())
+        return f"{variables} torchrun {' '.join(self.arguments)}"
+
+
 class Placement(NamedTuple):
     """Node and GPU of each rank, consecutive on each node, and of those that no rank uses."""
 
     ranks: tuple[tuple[str, int], ...]
     idle: tuple[tuple[str, int], ...]
 
-    @property
-    def per_node(self) -> dict[str, int]:
-        """Ranks of each node that has any, in the order of the ranks."""
-        return dict(Counter(node for node, _ in self.ranks))
+    def launches(self) -> list[NodeLaunch]:
+        """One launch per node, in rank order; the first node is the rendezvous.
+
+        torchrun numbers ranks node by node, so that nodes may have different numbers of them.
+        """
+        nodes = by_node(self.ranks)
+        first = next(iter(nodes))
+        launches = []
+        for index, (node, gpus) in enumerate(nodes.items()):
+            rendezvous = ["--standalone"]
+            if len(nodes) > 1:
+                rendezvous = [
+                    f"--node-rank={index}", f"--master-addr={first}", "--master-port=29500",
+                ]  # fmt: skip
+            # CUDA counts the fastest first by default; the numbers here are NVML's.
+            environment = {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+            }
+            arguments = (f"--nnodes={len(nodes)}", f"--nproc-per-node={len(gpus)}", *rendezvous)
+            launches.append(NodeLaunch(node, environment, arguments))
+        return launches
+
+
+def by_node(places: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """GPUs of each node, in the order of the places, which are consecutive on it."""
+    return {node: [gpu for _, gpu in of] for node, of in groupby(places, key=lambda at: at[0])}
 
 
 class Reach(NamedTuple):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner.cluster import Gpu, Reach
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.problem import Engine
+from rmetric.guard.planner.problem import Engine, Problem, Split
 
 #: Of one logit, while the loss is computed: it in fp32, and its gradient.
 LOGIT_BYTES = 8
@@ -66,6 +66,10 @@ class MemoryEstimate(NamedTuple):
     def total(self) -> float:
         return sum(self[1:])
 
+    def parts(self) -> dict[str, float]:
+        """Bytes of each part that takes any, by its name."""
+        return {part: size for part, size in self._asdict().items() if size and part != "stage"}
+
 
 class StepTime(NamedTuple):
     """Seconds of one step, by what they go to, and the tokens a second that follow."""
@@ -84,6 +88,10 @@ class StepTime(NamedTuple):
     @property
     def seconds(self) -> float:
         return sum(self[:-1])
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of each part that takes any, by what it is called."""
+        return {words: getattr(self, part) for part, words in PARTS.items() if getattr(self, part)}
 
 
 def activation_bytes(model: ModelShape, *, flash_attention: bool = True) -> tuple[float, float]:
@@ -114,16 +122,6 @@ def distinct_stages(model: ModelShape, stages: int) -> Iterable[int]:
     return range(stages) if model.dense_layers else {0, stages - 1}
 
 
-def layers_of_stage(model: ModelShape, stages: int, stage: int) -> tuple[int, int]:
-    """Dense layers and layers with experts of a stage; the first stages may have one more."""
-    each, over = divmod(model.layers, stages)
-    begin = stage * each + min(stage, over)
-    end = begin + each + (stage < over)
-    first = model.dense_layers if model.experts else model.layers
-    dense = max(0, min(end, first) - begin)
-    return dense, end - begin - dense
-
-
 def stage_parameters(
     model: ModelShape, layout: Layout, engine: Engine, stage: int
 ) -> tuple[float, float, float]:
@@ -133,7 +131,7 @@ def stage_parameters(
     is split evenly.
     """
     t = layout.tensor
-    dense, expert = layers_of_stage(model, layout.pipeline, stage)
+    dense, expert = model.layers_of_stage(layout.pipeline, stage)
     latent = model.latent_projections
     every = (model.attention_parameters - latent) / t + latent + model.layer_norms
     dense_layer = every + model.dense_ffn_parameters / t
@@ -172,7 +170,7 @@ def memory(
         shared, experts, largest = stage_parameters(model, layout, engine, stage)
         whole = shared + experts
         sharded = shared / shards + experts * layout.expert / shards
-        dense, expert = layers_of_stage(model, layout.pipeline, stage)
+        dense, expert = model.layers_of_stage(layout.pipeline, stage)
         in_flight = min(layout.pipeline - stage, layout.accumulation)
         activations = dense * kept[0] + expert * kept[1]
         at_once = 0.0
@@ -248,8 +246,7 @@ def estimate(
     dense_flops, expert_flops = layer_flops(model)
     work = passes * tokens / (t * rate)
     again = 6 if recompute else 4
-    # An all-reduce is a reduce-scatter and an all-gather of bf16 activations.
-    tensor = again * 2 * (t - 1) / t * 2 * tokens * model.hidden / gpu.intra_bandwidth
+    tensor = _reduce_seconds(model, gpu, t, tokens, again)
     ring = (passes * (c - 1) * tokens * 2 * (model.key_width + model.value_width)) / t
     context = ring / gpu.intra_bandwidth + passes * (c - 1) * RING_STEP_SECONDS
     sent = again * tokens / t * model.experts_per_token * model.hidden * 2 * (e - 1) / e
@@ -263,7 +260,7 @@ def estimate(
     per_expert = work * expert_flops + expert_weights + tensor + context + expert + LAUNCH_SECONDS
     slowest = 0.0
     for stage in distinct_stages(model, p):
-        dense, experts = layers_of_stage(model, p, stage)
+        dense, experts = model.layers_of_stage(p, stage)
         pace = dense * per_dense + experts * per_expert + (stage == p - 1) * logits
         slowest = max(slowest, pace)
     with_experts = model.expert_layers
@@ -292,6 +289,29 @@ def estimate(
     }
     tokens = layout.global_batch * model.sequence
     return StepTime(**seconds, tokens_per_second=tokens / sum(seconds.values()))
+
+
+def highest_rate(problem: Problem, split: Split) -> float:
+    """Tokens a second if nothing but matrix products, TP and the bubble took time."""
+    model, gpu, batch = problem.model, problem.cluster.gpu, problem.batch
+    tensor, pipeline, context, _, data = split
+    flops = step_flops(model, 1) / model.sequence
+    seconds = flops / (tensor * gpu.peak_flops * gpu.efficiency)
+    seconds += model.layers * _reduce_seconds(model, gpu, tensor, 1, 4)
+    most = batch.samples * (1 + batch.largest_change) / data
+    at_once = float(data)
+    if problem.uneven_batch:
+        fullest = -(-batch.samples // data)
+        most = max(most, fullest)
+        if not batch.largest_change:  # the fullest copy sets the pace of the batch
+            at_once = batch.samples / fullest
+    # A hair more, so that rounding never hides a layout.
+    return (1 + 1e-9) * pipeline * at_once * context / seconds * most / (most + pipeline - 1)
+
+
+def _reduce_seconds(model: ModelShape, gpu: Gpu, tensor: int, tokens: float, times: int) -> float:
+    """All-reduces of a layer's bf16 activations: each a reduce-scatter and an all-gather."""
+    return times * 2 * (tensor - 1) / tensor * 2 * tokens * model.hidden / gpu.intra_bandwidth
 
 
 def _waiting_for_weights(

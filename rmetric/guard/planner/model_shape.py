@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.printed import printable
 from rmetric._util.strict_json import shown, why_not_read
 
 
@@ -131,6 +132,22 @@ class ModelShape:
     def as_json(self) -> dict[str, Any]:
         """JSON object that `from_json` reads."""
         return {**asdict(self), "assumed": list(self.assumed)}
+
+    def __str__(self) -> str:
+        active = f" ({self.active_parameters / 1e9:.2f} active)" if self.experts else ""
+        return (
+            f"{printable(self.name)}: {self.parameters / 1e9:.2f} billion parameters{active}, "
+            f"sequence {self.sequence:,}"
+        )
+
+    def layers_of_stage(self, stages: int, stage: int) -> tuple[int, int]:
+        """Dense layers and layers with experts of a stage; the first stages may have one more."""
+        each, over = divmod(self.layers, stages)
+        begin = stage * each + min(stage, over)
+        end = begin + each + (stage < over)
+        first = self.dense_layers if self.experts else self.layers
+        dense = max(0, min(end, first) - begin)
+        return dense, end - begin - dense
 
     @property
     def expert_layers(self) -> int:

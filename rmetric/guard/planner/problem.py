@@ -1,4 +1,4 @@
-"""Question to the planner, and the constraints on a layout.
+"""Question to the planner, the engines with their settings, and the constraints on a layout.
 
 Each function whose name ends in `_rule` returns a sentence if the constraint is violated, else an
 empty string.
@@ -6,8 +6,10 @@ empty string.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
@@ -93,6 +95,23 @@ class PlanOptions:
         require("alternatives", self.alternatives, self.alternatives >= 0, "at least 0")
 
 
+class Split(NamedTuple):
+    """Sizes of a layout without its batch."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    data: int
+
+
+class EngineSettings(NamedTuple):
+    """What an engine is told of a layout: values for JSON, and lines for the terminal."""
+
+    values: Any
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """One training engine.
@@ -107,6 +126,7 @@ class Engine:
             batch (`rmetric.guard.batch_share`); else DP x micro-batch must divide it.
         vocabulary_multiple: the vocabulary is padded to a multiple of this times TP.
         weight_bytes, gradient_bytes, optimiser_bytes: of one parameter.
+        settings: of a layout that answers a problem, and whether activations are computed again.
     """
 
     name: str
@@ -117,12 +137,113 @@ class Engine:
     weight_bytes: float
     gradient_bytes: float
     optimiser_bytes: float
+    settings: Callable[[Problem, Layout, bool], EngineSettings]
     uneven_batch: bool = False
 
     def padded(self, vocabulary: int, tensor: int) -> int:
         """Rows of the embedding with the padding that the engine adds."""
         multiple = self.vocabulary_multiple * tensor
         return -(-vocabulary // multiple) * multiple
+
+
+def megatron_settings(problem: Problem, layout: Layout, recompute: bool) -> EngineSettings:
+    """Megatron-LM arguments that a layout sets; those of the model are unchanged.
+
+    With TP or CP, GPUs before Blackwell need CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment.
+    A checkpoint can only be taken up at another TP or PP if it was saved with
+    --ckpt-format torch_dist and, for a sharded optimiser,
+    --dist-ckpt-optim-fully-reshardable.
+    """
+    model, stages = problem.model, layout.pipeline
+    arguments = [
+        f"--tensor-model-parallel-size {layout.tensor}",
+        f"--pipeline-model-parallel-size {stages}",
+        f"--context-parallel-size {layout.context}",
+        f"--expert-model-parallel-size {layout.expert}",
+        f"--micro-batch-size {layout.micro_batch}",
+        f"--global-batch-size {layout.global_batch}",
+    ]
+    if layout.tensor > 1:
+        arguments.append("--sequence-parallel")
+    if problem.options.shard_optimiser:
+        arguments += ["--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
+    arguments.append("--ckpt-format torch_dist")
+    if recompute:
+        arguments += ["--recompute-granularity full", "--recompute-method uniform"]
+        arguments.append("--recompute-num-layers 1")
+    if model.layers % stages:
+        # E the embedding, t a layer, L the loss, a bar between stages.
+        counts = [sum(model.layers_of_stage(stages, stage)) for stage in range(stages)]
+        cut = "|".join("t" * count for count in counts)
+        arguments.append(f"--pipeline-model-parallel-layout E{cut}L")
+    text = _shell_lines(arguments)
+    if layout.tensor > 1 or layout.context > 1:
+        text += "\n  before Blackwell: export CUDA_DEVICE_MAX_CONNECTIONS=1"
+    return EngineSettings(" ".join(arguments).split(), text)
+
+
+def torchtitan_settings(problem: Problem, layout: Layout, recompute: bool) -> EngineSettings:
+    """Section -> key -> value. Stages are cut as planned: by layers alone."""
+    piped = layout.pipeline > 1
+    training = {
+        "local_batch_size": layout.micro_batch * (layout.accumulation if piped else 1),
+        "global_batch_size": layout.global_batch,
+        "seq_len": problem.model.sequence,
+    }
+    parallelism: dict[str, int | str] = {
+        "data_parallel_replicate_degree": layout.replicas,
+        "data_parallel_shard_degree": layout.data // layout.replicas,
+        "tensor_parallel_degree": layout.tensor,
+        "pipeline_parallel_degree": layout.pipeline,
+        "context_parallel_degree": layout.context,
+        "expert_parallel_degree": layout.expert,
+    }
+    if piped:
+        parallelism |= {
+            "pipeline_parallel_schedule": "1F1B",
+            "pipeline_parallel_microbatch_size": layout.micro_batch,
+            "pipeline_parallel_first_stage_less_layers": 0,
+            "pipeline_parallel_last_stage_less_layers": 0,
+        }
+    mode = "full" if recompute else "none"
+    arguments = [
+        *(f"--training.{key} {value}" for key, value in training.items()),
+        *(f"--parallelism.{key} {value}" for key, value in parallelism.items()),
+        f"activation-checkpoint:{mode}",  # a subcommand, which comes last
+    ]
+    values = {
+        "training": training,
+        "parallelism": parallelism,
+        "activation_checkpoint": {"mode": mode},
+    }
+    return EngineSettings(values, f"  torchtitan 0.3:\n{_shell_lines(arguments)}")
+
+
+def fsdp_settings(problem: Problem, layout: Layout, recompute: bool) -> EngineSettings:
+    """Device mesh for `fully_shard`, FSDP or with replicas HSDP, and the parts of the batch."""
+    mesh = {"dp_shard": layout.data // layout.replicas}
+    if layout.replicas > 1:
+        mesh = {"dp_replicate": layout.replicas, **mesh}
+    shape, names = tuple(mesh.values()), tuple(mesh)
+    values = {
+        "mesh_shape": shape,
+        "mesh_dim_names": names,
+        "batch": layout.global_batch,
+        "micro_batch": layout.micro_batch,
+        "accumulation": layout.accumulation,
+        "recompute": recompute,
+    }
+    checkpointed = ", checkpoint each block's activations" if recompute else ""
+    text = f"""\
+  mesh = init_device_mesh("cuda", {shape}, mesh_dim_names={names})
+  policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+  fully_shard(each block and the model, mesh=mesh, mp_policy=policy)
+  micro-batch {layout.micro_batch}, accumulation {layout.accumulation}{checkpointed}"""
+    return EngineSettings(values, text)
+
+
+def _shell_lines(arguments: Sequence[str]) -> str:
+    return " \\\n".join(f"    {argument}" for argument in arguments)
 
 
 #: Megatron Core 0.16 takes num_query_groups that are a multiple or a divisor of TP (older ones
@@ -132,12 +253,16 @@ class Engine:
 _MEGATRON = Engine(
     name="megatron", model_parallel=True, kv_may_divide=True, fully_sharded=False,
     vocabulary_multiple=128, weight_bytes=2, gradient_bytes=4, optimiser_bytes=12,
+    settings=megatron_settings,
 )  # fmt: skip
 _TORCHTITAN = Engine(
     name="torchtitan", model_parallel=True, kv_may_divide=False, fully_sharded=True,
     vocabulary_multiple=1, weight_bytes=4, gradient_bytes=4, optimiser_bytes=8,
+    settings=torchtitan_settings,
 )  # fmt: skip
-_FSDP = replace(_TORCHTITAN, name="fsdp", model_parallel=False, uneven_batch=True)
+_FSDP = replace(
+    _TORCHTITAN, name="fsdp", model_parallel=False, uneven_batch=True, settings=fsdp_settings
+)
 ENGINES = {engine.name: engine for engine in (_MEGATRON, _TORCHTITAN, _FSDP)}
 
 
@@ -246,6 +371,17 @@ def replica_rule(problem: Problem, layout: Layout) -> str:
     if not reach(problem.cluster.sizes, layout).shards_in_node:
         return f"a set of {shards} shards does not lie inside a node"
     return ""
+
+
+def size_rules(problem: Problem, layout: Layout) -> list[str]:
+    """Sentences of all rules on the sizes of a layout, also empty ones."""
+    return [
+        tensor_rule(problem, layout.tensor),
+        pipeline_rule(problem, layout.pipeline),
+        context_rule(problem, layout.tensor, layout.context),
+        replica_rule(problem, layout),
+        expert_rule(problem, layout.expert, layout.data * layout.context),
+    ]
 
 
 def batch_rule(problem: Problem, layout: Layout) -> str:

@@ -1,4 +1,4 @@
-"""Every layout that works, the most promising first, and the choice among them."""
+"""Every layout that works, the most promising first, the choice among them, and its report."""
 
 from __future__ import annotations
 
@@ -6,15 +6,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
-from typing import Any, NamedTuple
+from textwrap import wrap
+from typing import Any
 
 from rmetric._util.errors import require
+from rmetric._util.printed import number_ranges, printable
 from rmetric.guard.layout import Layout, batch_remark, nearest_multiple
 from rmetric.guard.planner import problem as rules
-from rmetric.guard.planner.cluster import Cluster, Placement, in_words, place, reach, room
-from rmetric.guard.planner.costs import MemoryEstimate, StepTime, estimate, memory, step_flops
+from rmetric.guard.planner.cluster import Cluster, Placement, by_node, in_words, place, reach, room
+from rmetric.guard.planner.costs import MemoryEstimate, StepTime, estimate, highest_rate, memory
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.problem import ENGINES, SIZES, BatchSpec, PlanOptions, Problem
+from rmetric.guard.planner.problem import (
+    ENGINES,
+    SIZES,
+    BatchSpec,
+    EngineSettings,
+    PlanOptions,
+    Problem,
+    Split,
+)
+
+#: Characters of a line of the text report; layouts and commands may be longer.
+WIDTH = 98
+BATCH_CHANGE = "--allow-batch-change"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +48,10 @@ class Option:
     @cached_property
     def placement(self) -> Placement:
         return place(self.problem.cluster, self.layout)
+
+    @property
+    def settings(self) -> EngineSettings:
+        return self.problem.engine.settings(self.problem, self.layout, self.recompute)
 
     def gain(self, before: Option) -> float:
         """Share by which its tokens a second are above those of another."""
@@ -77,6 +95,48 @@ class LayoutPlan:
             "would_help": list(self.would_help),
         }
 
+    def report(self) -> dict[str, Any]:
+        """JSON of `rmetric plan`: plan, model and settings of the best layout."""
+        problem, best = self.problem, self.best
+        settings = None
+        if best is not None:
+            launches = [launch._asdict() for launch in best.placement.launches()]
+            settings = {"torchrun": launches, problem.engine.name: best.settings.values}
+        return {
+            "model": problem.model.as_json(),
+            "parameters": problem.model.parameters,
+            "gpus": problem.cluster.num_gpus,
+            "plan": self.as_json(),
+            "nearest_batch": _nearest_batch(best) if best else None,
+            "settings": settings,
+        }
+
+    def as_text(self) -> str:
+        """Text of `rmetric plan`: the same, with the reasons, the alternatives and the commands."""
+        problem, best = self.problem, self.best
+        lines = [
+            f"{problem.model}, batch {problem.batch.samples:,}",
+            f"{problem.cluster}; {problem.engine.name}",
+            *(f"assumed: {printable(assumption)}" for assumption in problem.model.assumed),
+            "",
+        ]
+        if best is None:
+            hints = (f"- {hint}" for hint in self.would_help)
+            lines += ["Nothing fits.", *_wrapped(f"Binding constraint: {self.why}", *hints)]
+            return "\n".join(lines)
+        again = ", activations computed again" if best.recompute else ""
+        used, usable = in_words(best.memory.total), in_words(problem.cluster.usable_memory)
+        lines += [
+            f"Plan: {best.layout}{again}",
+            f"  {best.step.tokens_per_second:,.0f} tokens a second, {best.step.seconds:.3g} s a "
+            f"step; {used} of {usable} on the fullest GPU (estimates)",
+            *_wrapped(f"  Why: {self.why}.", *(f"  Note: {remark}." for remark in best.remarks)),
+        ]
+        for heading, body in _sections(best, self.alternatives).items():
+            if body:
+                lines += ["", heading, *body]
+        return "\n".join(lines)
+
 
 def plan(
     model: ModelShape,
@@ -111,6 +171,16 @@ def plan(
     return answer(problem_of(model, cluster, batch, engine, options), current)
 
 
+def problem_of(
+    model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: str, options: PlanOptions | None
+) -> Problem:
+    require("engine", engine, engine in ENGINES, f"of {', '.join(ENGINES)}")
+    return Problem(
+        model=model, cluster=cluster, engine=ENGINES[engine], batch=batch,
+        options=options or PlanOptions(),
+    )  # fmt: skip
+
+
 def check(
     model: ModelShape,
     cluster: Cluster,
@@ -124,7 +194,7 @@ def check(
     """Reasons why a layout is infeasible, as sentences; arguments and errors as of `plan`."""
     problem = problem_of(model, cluster, batch, engine, options)
     needed = _memory(problem, layout, recompute)
-    broken = [*_broken_sizes(problem, layout), rules.batch_rule(problem, layout)]
+    broken = [*rules.size_rules(problem, layout), rules.batch_rule(problem, layout)]
     broken.append(rules.node_rule(problem, layout))
     if needed.total > cluster.usable_memory:
         broken.append(f"it {_too_little(cluster, needed)}")
@@ -141,7 +211,7 @@ def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
         why, would_help = _why_nothing_fits(problem), _would_help(problem)
         return LayoutPlan(problem=problem, best=None, why=why, would_help=would_help)
     found.sort(key=_order)
-    best, why = _choose(found, current, problem)
+    best, why = _choose(found, current)
     others = [option for option in found if option is not best][: options.alternatives]
     return LayoutPlan(
         problem=problem,
@@ -151,42 +221,7 @@ def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
     )
 
 
-def faster_with(problem: Problem, best: Option, only: str = "") -> dict[str, Option]:
-    """Option of the command line -> the layout with which it would be faster than `best`.
-
-    `only`: one option, the others are not tried. Empty where no GPU is idle.
-    """
-    if best.layout.num_gpus == problem.cluster.num_gpus:
-        return {}
-    tried = [(flag, freed) for flag, freed in _freed(problem).items() if only in ("", flag)]
-    found = {flag: answer(freed).best for flag, freed in tried}
-    return {
-        flag: other
-        for flag, other in found.items()
-        if other is not None and other.gain(best) >= rules.WORTH_SAYING
-    }
-
-
-def idle_hints(problem: Problem, best: Option) -> list[str]:
-    """A sentence about each option of the command line that would let idle GPUs work."""
-    return [
-        f"{flag}: {other.layout}, {other.layout.num_gpus:,} of {problem.cluster.num_gpus:,} GPUs, "
-        f"{other.gain(best):+.1%}"
-        for flag, other in faster_with(problem, best).items()
-    ]
-
-
 # -- the search
-
-
-class Split(NamedTuple):
-    """Sizes of a layout without its batch."""
-
-    tensor: int
-    pipeline: int
-    context: int
-    expert: int
-    data: int
 
 
 def _search(problem: Problem, *, keep: int, margin: float) -> list[Option]:
@@ -195,7 +230,7 @@ def _search(problem: Problem, *, keep: int, margin: float) -> list[Option]:
     The `keep` fastest and all within `margin` (a share) of the fastest are among them.
     """
     best: dict[tuple[int, ...], Option] = {}
-    bounded = ((_bound(problem, split), split) for split in _splits(problem))
+    bounded = ((highest_rate(problem, split), split) for split in _splits(problem))
     for bound, split in sorted(bounded, reverse=True):
         least = _cutoff(best, keep, margin)
         if bound < least:
@@ -349,46 +384,18 @@ def _accumulation(problem: Problem, at_once: int) -> int:
     return nearest_multiple(problem.batch.samples, at_once, problem.batch.largest_change) // at_once
 
 
-def _bound(problem: Problem, split: Split) -> float:
-    """Tokens a second if nothing but matrix products, TP and the bubble took time."""
-    model, gpu = problem.model, problem.cluster.gpu
-    tensor, pipeline, context, _, data = split
-    flops = step_flops(model, 1) / model.sequence
-    reduced = 4 * 2 * (tensor - 1) / tensor * 2 * model.hidden * model.layers / gpu.intra_bandwidth
-    seconds = flops / (tensor * gpu.peak_flops * gpu.efficiency) + reduced
-    most = problem.batch.samples * (1 + problem.batch.largest_change) / data
-    at_once = float(data)
-    if problem.uneven_batch:
-        fullest = -(-problem.batch.samples // data)
-        most = max(most, fullest)
-        if not problem.batch.largest_change:  # the fullest copy sets the pace of the batch
-            at_once = problem.batch.samples / fullest
-    # A hair more, so that rounding never hides a layout.
-    return (1 + 1e-9) * pipeline * at_once * context / seconds * most / (most + pipeline - 1)
+# -- the choice, and what is said of it
 
 
-# -- the choice, and its description
-
-
-def problem_of(
-    model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: str, options: PlanOptions | None
-) -> Problem:
-    require("engine", engine, engine in ENGINES, f"of {', '.join(ENGINES)}")
-    return Problem(
-        model=model, cluster=cluster, engine=ENGINES[engine], batch=batch,
-        options=options or PlanOptions(),
-    )  # fmt: skip
-
-
-def _choose(
-    found: Sequence[Option], current: Layout | None, problem: Problem
-) -> tuple[Option, str]:
-    fastest, margin = found[0], problem.options.margin
+def _choose(found: Sequence[Option], current: Layout | None) -> tuple[Option, str]:
+    """Option to take of those found, the fastest first, and why."""
+    fastest = found[0]
+    margin = fastest.problem.options.margin
     enough = (1 - margin) * fastest.step.tokens_per_second
     near = [option for option in found if option.step.tokens_per_second >= enough]
     if current is None:
         whole = [option for option in near if option.layout.context == 1]
-        short = problem.model.sequence <= rules.SHORT_SEQUENCE
+        short = fastest.problem.model.sequence <= rules.SHORT_SEQUENCE
         if fastest.layout.context == 1 or not whole or not short:
             return fastest, "the highest estimated throughput of all layouts that fit"
         slower = fastest.gain(whole[0])
@@ -435,36 +442,19 @@ def _remarks(found: Option, current: Layout | None) -> tuple[str, ...]:
     if tight < 0.05 * cluster.usable_memory:
         remarks.append(f"tight: {in_words(tight)} are left by an estimate")
     if idle := len(found.placement.idle):
-        why = _why_idle(layout, found.problem)
-        remarks.append(f"{idle} of {cluster.num_gpus} GPUs stay idle{why}")
+        remarks.append(f"{idle} of {cluster.num_gpus} GPUs stay idle{_why_idle(found)}")
     return tuple(remarks)
 
 
-def _why_idle(layout: Layout, problem: Problem) -> str:
+def _why_idle(found: Option) -> str:
     """Reason that one copy more is not in the layout, if the batch is the reason."""
-    batch = problem.batch
+    problem, layout, batch = found.problem, found.layout, found.problem.batch
     copies = problem.cluster.num_gpus * layout.data // layout.num_gpus
     divides = batch.samples % (copies * layout.micro_batch) == 0
     if problem.uneven_batch or batch.largest_change or divides:
         return ""
     unit = f"{copies} copies of micro-batch {layout.micro_batch}"
     return f": {unit} do not divide {batch.samples} samples"
-
-
-def _freed(problem: Problem) -> dict[str, Problem]:
-    """Option of the command line that is not set -> the problem with it."""
-    freed: dict[str, Problem] = {}
-    batch, options = problem.batch, problem.options
-    if not batch.largest_change:
-        batch = replace(batch, largest_change=rules.LARGEST_CHANGE)
-        freed["--allow-batch-change"] = replace(problem, batch=batch)
-    if not problem.uneven_batch:
-        uneven = replace(options, uneven_batch=True)
-        freed["--uneven-batch"] = replace(problem, options=uneven)
-    if not options.uneven_stages:
-        uneven = replace(options, uneven_stages=True)
-        freed["--uneven-stages"] = replace(problem, options=uneven)
-    return freed
 
 
 def _why_nothing_fits(problem: Problem) -> str:
@@ -504,19 +494,26 @@ def _no_layout(problem: Problem) -> str:
         f"{SIZES[name]} of {'/'.join(map(str, sizes))}" for name, sizes in requested.items()
     )
     first = Layout(**{name: sizes[0] for name, sizes in requested.items()})
-    broken = [*_broken_sizes(problem, first), rules.node_rule(problem, first)]
+    broken = [*rules.size_rules(problem, first), rules.node_rule(problem, first)]
     reasons = "; ".join(filter(None, broken)) or "the sizes exclude each other"
     return f"no layout with {words}: {reasons}"
 
 
-def _broken_sizes(problem: Problem, layout: Layout) -> list[str]:
-    return [
-        rules.tensor_rule(problem, layout.tensor),
-        rules.pipeline_rule(problem, layout.pipeline),
-        rules.context_rule(problem, layout.tensor, layout.context),
-        rules.replica_rule(problem, layout),
-        rules.expert_rule(problem, layout.expert, layout.data * layout.context),
-    ]
+# -- the options that would help
+
+
+def _freed(problem: Problem) -> dict[str, Problem]:
+    """Option of the command line that is not set -> the problem with it."""
+    freed: dict[str, Problem] = {}
+    batch, options = problem.batch, problem.options
+    if not batch.largest_change:
+        loose = replace(batch, largest_change=rules.LARGEST_CHANGE)
+        freed[BATCH_CHANGE] = replace(problem, batch=loose)
+    if not problem.uneven_batch:
+        freed["--uneven-batch"] = replace(problem, options=replace(options, uneven_batch=True))
+    if not options.uneven_stages:
+        freed["--uneven-stages"] = replace(problem, options=replace(options, uneven_stages=True))
+    return freed
 
 
 def _would_help(problem: Problem) -> tuple[str, ...]:
@@ -526,3 +523,106 @@ def _would_help(problem: Problem) -> tuple[str, ...]:
         if option := next(options, None):
             found.append(f"{flag}: {option.layout} fits")
     return tuple(found)
+
+
+def idle_hints(best: Option) -> list[str]:
+    """A sentence about each option of the command line that would let idle GPUs work."""
+    total = best.problem.cluster.num_gpus
+    if best.layout.num_gpus == total:
+        return []
+    faster = {flag: _faster(freed, best) for flag, freed in _freed(best.problem).items()}
+    return [
+        f"{flag}: {other.layout}, {other.layout.num_gpus:,} of {total:,} GPUs, "
+        f"{other.gain(best):+.1%}"
+        for flag, other in faster.items()
+        if other is not None
+    ]
+
+
+def _faster(problem: Problem, best: Option) -> Option | None:
+    """The layout of a problem, if it is faster than `best` by enough to be mentioned."""
+    other = answer(problem).best
+    return other if other and other.gain(best) >= rules.WORTH_SAYING else None
+
+
+def _nearest_batch(best: Option) -> dict[str, Any] | None:
+    """Layout if the batch may change, where the plan leaves more than a few GPUs idle."""
+    problem = best.problem
+    freed = _freed(problem).get(BATCH_CHANGE)
+    if freed is None or best.layout.num_gpus >= rules.AT_WORK * problem.cluster.num_gpus:
+        return None
+    near = _faster(freed, best)
+    if near is None:
+        return None
+    change = near.layout.global_batch / problem.batch.samples - 1
+    return {"layout": near.layout.as_json(), "change": change, "speedup": near.gain(best)}
+
+
+# -- the text report
+
+
+def _sections(best: Option, alternatives: Sequence[Option]) -> dict[str, list[str]]:
+    """Heading -> lines below it, none where there is nothing to say."""
+    seconds = [
+        (part, f"{spent:.3g} s", f"{spent / best.step.seconds:.1%}")
+        for part, spent in best.step.parts().items()
+    ]
+    sizes = [(part, in_words(size)) for part, size in best.memory.parts().items()]
+    others = [
+        (str(option.layout), f"{option.gain(best):+.1%}", in_words(option.memory.total),
+         "computed again" if option.recompute else "")
+        for option in alternatives
+    ]  # fmt: skip
+    return {
+        "Time of a step": _columns("<>>", seconds),
+        f"Memory of the fullest GPU (stage {best.memory.stage})": _columns("<>", sizes),
+        "GPUs": _columns("<<<", _gpus(best.placement)),
+        "Next best": _columns("<>><", others),
+        "Idle GPUs would be used with": _wrapped(*(f"  {hint}" for hint in idle_hints(best))),
+        "Start it": _start(best),
+    }
+
+
+def _gpus(placement: Placement) -> list[tuple[str, str, str]]:
+    """Node, its GPUs and what they are used for."""
+    rows, rank = [], 0
+    for node, used in by_node(placement.ranks).items():
+        last = rank + len(used) - 1
+        rows.append((printable(node), f"GPUs {number_ranges(used)}", f"ranks {rank}-{last}"))
+        rank = last + 1
+    for node, idle in by_node(placement.idle).items():
+        rows.append((printable(node), f"GPUs {number_ranges(idle)}", "idle"))
+    return rows
+
+
+def _start(best: Option) -> list[str]:
+    """Commands of the nodes, and the engine's arguments."""
+    layout = best.layout
+    lines = [
+        f"  on {printable(launch.node)}: {launch} TRAIN.py ..."
+        for launch in best.placement.launches()
+    ]
+    lines.append(best.settings.text)
+    if layout.samples is not None:
+        lines += [
+            "  the copies do not divide the batch; the training must split it (docs/planner.md):",
+            f"    batch_share({layout.samples}, {layout.data}, copy)"
+            f".micro_batches({layout.micro_batch})",
+        ]
+    return lines
+
+
+def _columns(sides: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A line for each row, its cells aligned; `sides` has `<` (left) or `>` for each column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=False)]
+    return [f"  {'  '.join(cells).format(*row)}".rstrip() for row in rows]
+
+
+def _wrapped(*texts: str) -> list[str]:
+    """Lines of each text; those after its first are indented by two more."""
+    lines = []
+    for text in texts:
+        margin = text[: len(text) - len(text.lstrip())]
+        lines += wrap(text, WIDTH, subsequent_indent=margin + "  ")
+    return lines

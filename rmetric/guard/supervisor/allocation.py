@@ -218,7 +218,7 @@ def by_model(
                 if (gpus := allot(option.layout, even)) is None:
                     continue
                 # Uneven stages are an option of `rmetric plan` only.
-                hints = idle_hints(answered.problem, option)
+                hints = idle_hints(option)
                 hints = [hint for hint in hints if not hint.startswith("--uneven-stages")]
                 words = "; ".join((answered.why, *option.remarks, *hints))
                 allocation = Allocation(gpus=gpus, layout=option.layout, words=words)

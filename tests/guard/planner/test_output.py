@@ -10,18 +10,12 @@ import pytest
 from benchmarks.planner import measure_survivors, survivor_table
 from rmetric.cli.main import main
 from rmetric.guard.layout import Layout
-from rmetric.guard.planner import BatchSpec, plan
+from rmetric.guard.planner import BatchSpec, PlanOptions, plan
 from rmetric.guard.planner.cluster import GPUS, Cluster, place, reach
 from rmetric.guard.planner.costs import activation_bytes, estimate, memory, step_flops
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.problem import ENGINES
-from rmetric.guard.planner.report import (
-    fsdp_mesh,
-    megatron_arguments,
-    torchrun_launches,
-    torchtitan_arguments,
-    torchtitan_settings,
-)
+from rmetric.guard.planner.search import problem_of
 
 ROOT = Path(__file__).resolve().parents[3]
 LLAMA = {
@@ -273,10 +267,18 @@ def test_latent_attention_costs_what_its_matrices_do():
     assert split - whole / 8 > 7 / 8 * latents
 
 
+def settings_of(engine, layout, recompute=False, *, layers=32, **options):
+    """What an engine is told of a layout of the Llama above, of a number of layers."""
+    model = ModelShape.from_json({**LLAMA, "num_hidden_layers": layers})
+    batch, options = BatchSpec(samples=layout.global_batch), PlanOptions(**options)
+    problem = problem_of(model, Cluster.of([8]), batch, engine, options)
+    return problem.engine.settings(problem, layout, recompute)
+
+
 def test_megatron_is_given():
-    shape = ModelShape.from_json(LLAMA)
     layout = Layout(tensor=4, pipeline=2, context=2, data=2, micro_batch=2, accumulation=8)
-    assert " ".join(megatron_arguments(shape, layout, recompute=True)) == (
+    cut = settings_of("megatron", layout, recompute=True)
+    assert " ".join(cut.values) == (
         "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "
         "--context-parallel-size 2 --expert-model-parallel-size 1 "
         "--micro-batch-size 2 --global-batch-size 32 --sequence-parallel "
@@ -284,21 +286,21 @@ def test_megatron_is_given():
         "--ckpt-format torch_dist "
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     )
-    plain = megatron_arguments(shape, Layout(), shard_optimiser=False)
-    assert " ".join(plain) == (
+    assert cut.text.endswith("\n  before Blackwell: export CUDA_DEVICE_MAX_CONNECTIONS=1")
+    whole = settings_of("megatron", Layout(), shard_optimiser=False).values
+    assert " ".join(whole) == (
         "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 "
         "--context-parallel-size 1 --expert-model-parallel-size 1 "
         "--micro-batch-size 1 --global-batch-size 1 --ckpt-format torch_dist"
     )
-    uneven = megatron_arguments(replace(shape, layers=7), Layout(pipeline=3))
+    uneven = settings_of("megatron", Layout(pipeline=3), layers=7).values
     assert uneven[-2:] == ["--pipeline-model-parallel-layout", "Ettt|tt|ttL"]
 
 
 def test_torchtitan_is_given():
-    shape = ModelShape.from_json(LLAMA)
     layout = Layout(tensor=2, pipeline=2, data=4, replicas=2, micro_batch=2, accumulation=4)
-    settings = torchtitan_settings(shape, layout, recompute=True)
-    assert settings == {
+    settings = settings_of("torchtitan", layout, recompute=True)
+    assert settings.values == {
         "training": {"local_batch_size": 8, "global_batch_size": 32, "seq_len": 8192},
         "parallelism": {
             "data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 2,
@@ -310,22 +312,24 @@ def test_torchtitan_is_given():
         },
         "activation_checkpoint": {"mode": "full"},
     }  # fmt: skip
-    arguments = torchtitan_arguments(settings)
-    assert arguments[:2] == ["--training.local_batch_size", "8"]
-    assert arguments[-1] == "activation-checkpoint:full"
-    assert settings["training"]["global_batch_size"] % (8 * layout.data) == 0
+    lines = settings.text.splitlines()
+    assert lines[:2] == ["  torchtitan 0.3:", "    --training.local_batch_size 8 \\"]
+    assert lines[-1] == "    activation-checkpoint:full"
+    assert settings.values["training"]["global_batch_size"] % (8 * layout.data) == 0
     # Without a pipeline the engine accumulates by itself.
-    unpiped = torchtitan_settings(shape, Layout(data=4, micro_batch=2, accumulation=4))
-    assert unpiped["training"]["local_batch_size"] == 2
+    unpiped = settings_of("torchtitan", Layout(data=4, micro_batch=2, accumulation=4))
+    assert unpiped.values["training"]["local_batch_size"] == 2
 
 
 def test_meshes_of_fsdp():
-    assert fsdp_mesh(Layout(data=6)) == ((6,), ("dp_shard",))
-    assert fsdp_mesh(Layout(data=6, replicas=2)) == ((2, 3), ("dp_replicate", "dp_shard"))
+    sharded = settings_of("fsdp", Layout(data=6)).values
+    assert (sharded["mesh_shape"], sharded["mesh_dim_names"]) == ((6,), ("dp_shard",))
+    text = settings_of("fsdp", Layout(data=6, replicas=2)).text
+    assert """("cuda", (2, 3), mesh_dim_names=('dp_replicate', 'dp_shard'))""" in text
 
 
 def test_torchrun_is_given_what_each_node_has():
-    launches = torchrun_launches(place(Cluster.of([4, 3]), Layout(tensor=2, data=3)))
+    launches = place(Cluster.of([4, 3]), Layout(tensor=2, data=3)).launches()
     visible = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES="
     assert [str(each) for each in launches] == [
         f"{visible}0,1,2,3 torchrun --nnodes=2 --nproc-per-node=4 --node-rank=0 "
@@ -333,7 +337,7 @@ def test_torchrun_is_given_what_each_node_has():
         f"{visible}0,1 torchrun --nnodes=2 --nproc-per-node=2 --node-rank=1 "
         "--master-addr=node0 --master-port=29500",
     ]
-    alone = torchrun_launches(place(Cluster.of([4]), Layout(tensor=2)))
+    alone = place(Cluster.of([4]), Layout(tensor=2)).launches()
     assert str(alone[0]) == f"{visible}0,1 torchrun --nnodes=1 --nproc-per-node=2 --standalone"
 
 

@@ -13,8 +13,8 @@ from benchmarks.planner_reference import LLAMA_405B, NARAYANAN, gpt, least_memor
 from rmetric.guard.batch_share import batch_share
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, LayoutPlan, Option, PlanOptions, check, plan
-from rmetric.guard.planner.cluster import GPUS, Cluster, ClusterNode, in_words, place
-from rmetric.guard.planner.costs import activation_bytes, layers_of_stage, memory, step_flops
+from rmetric.guard.planner.cluster import GPUS, Cluster, ClusterNode, by_node, in_words, place
+from rmetric.guard.planner.costs import activation_bytes, memory, step_flops
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.problem import ENGINES
 
@@ -154,9 +154,8 @@ def assert_placed(option: Option, cluster: Cluster) -> None:
     assert sorted(placement.ranks + placement.idle) == sorted(every)
     assert len(placement.ranks) == layout.num_gpus
     names = [name for name, _ in placement.ranks]
-    assert sum(placement.per_node.values()) == layout.num_gpus
     changes = sum(a != b for a, b in itertools.pairwise(names))
-    assert changes == len(placement.per_node) - 1  # as torchrun numbers them
+    assert changes == len(by_node(placement.ranks)) - 1  # as torchrun numbers them
     t, c = layout.tensor, layout.context
     for group in (t, t * c, t * layout.expert):
         for begin in range(0, layout.num_gpus, group):
@@ -245,7 +244,7 @@ def test_uneven_stages_are_an_option():
     best = plan(model, cluster, batch, options=replace(only, uneven_stages=True)).best
     assert best is not None
     assert best.layout.pipeline == 3
-    assert [sum(layers_of_stage(model, 3, i)) for i in range(3)] == [11, 10, 10]
+    assert [sum(model.layers_of_stage(3, i)) for i in range(3)] == [11, 10, 10]
 
 
 def test_kv_heads_decide_by_engine():
@@ -262,10 +261,10 @@ def test_kv_heads_decide_by_engine():
 
 def test_uneven_nodes_keep_stages_and_tensor_groups_whole_where_they_can():
     placement = place(Cluster.of([8, 4, 8]), Layout(tensor=2, pipeline=2, data=3))
-    assert placement.per_node == {"node0": 6, "node2": 6}
+    assert by_node(placement.ranks) == {"node0": [*range(6)], "node2": [*range(6)]}
     placement = place(Cluster.of([8, 7, 8]), Layout(tensor=4, pipeline=5))
-    assert placement.per_node == {"node0": 8, "node1": 4, "node2": 8}
-    assert placement.ranks[8:12] == (("node1", 0), ("node1", 1), ("node1", 2), ("node1", 3))
+    used = {"node0": [*range(8)], "node1": [*range(4)], "node2": [*range(8)]}
+    assert by_node(placement.ranks) == used
     assert placement.idle == (("node1", 4), ("node1", 5), ("node1", 6))
 
 
@@ -320,7 +319,7 @@ def test_a_pipeline_holds_as_many_micro_batches_as_there_are_stages_to_go():
 def test_parts_of_the_model_add_up(question):
     model, _, _, _ = question
     for stages in range(1, model.layers + 1):
-        per_stage = [layers_of_stage(model, stages, i) for i in range(stages)]
+        per_stage = [model.layers_of_stage(stages, i) for i in range(stages)]
         assert sum(map(sum, per_stage)) == model.layers
         assert sum(experts for _, experts in per_stage) == model.expert_layers
 

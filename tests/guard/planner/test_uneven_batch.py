@@ -12,7 +12,6 @@ from rmetric.guard.batch_share import batch_share
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions, check, plan
 from rmetric.guard.planner.cluster import Cluster
-from rmetric.guard.planner.problem import ENGINES, Problem
 from rmetric.guard.planner.search import idle_hints
 from rmetric.guard.supervisor.allocation import ShrinkData, by_model
 from tests.guard.planner.test_planner import LLAMA_8B, LLAMA_70B
@@ -136,18 +135,15 @@ def test_the_batch_is_only_changed_when_and_as_far_as_that_is_allowed(
 )
 def test_a_plan_uses_nearly_all_survivors_or_says_so_and_what_would(engine, model, sizes, batch):
     cluster = Cluster.of(sizes, "h100")
-    problem = Problem(
-        model=model, cluster=cluster, engine=ENGINES[engine], batch=BatchSpec(samples=batch),
-        options=PlanOptions(),
-    )  # fmt: skip
-    best = plan(model, cluster, problem.batch, engine=engine).best
+    kept = BatchSpec(samples=batch)
+    best = plan(model, cluster, kept, engine=engine).best
     assert best.layout.global_batch == batch
     if best.layout.num_gpus < 0.95 * cluster.num_gpus:
         assert any("GPUs stay idle" in remark for remark in best.remarks)
-    for hint in idle_hints(problem, best):
+    for hint in idle_hints(best):
         flag, layout = re.fullmatch(r"(--\S+): (.*), [\d,]+ of [\d,]+ GPUs, \+.*%", hint).groups()
         change = 0.1 if flag == "--allow-batch-change" else 0.0
-        loose = replace(problem.batch, largest_change=change)
+        loose = replace(kept, largest_change=change)
         uneven = {} if change else {flag[2:].replace("-", "_"): True}
         options = PlanOptions(**uneven)
         other = plan(model, cluster, loose, engine=engine, options=options).best
