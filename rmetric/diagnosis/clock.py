@@ -285,18 +285,19 @@ def _timed_on(job: Job, node: str | None) -> Iterator[Occurrence]:
 
 def clock_notes(offsets: Mapping[str, float]) -> list[str]:
     """Notes on clock offsets, at most one sentence."""
-    large = {
-        name: by
-        for name, by in offsets.items()
-        if MIN_REPORTED_OFFSET_SECONDS <= abs(by) < OTHER_EPOCH_SECONDS
-    }
+    least, most = MIN_REPORTED_OFFSET_SECONDS, OTHER_EPOCH_SECONDS
+    large = sorted((abs(by), name) for name, by in offsets.items() if least <= abs(by) < most)
     if not large:
         return []
-    worst = max(large, key=lambda name: (abs(large[name]), name))
-    seconds, way = abs(large[worst]), "ahead of" if large[worst] > 0 else "behind"
+    seconds, worst = large[-1]
+    way = "ahead of" if offsets[worst] > 0 else "behind"
     some = f"The clocks of {len(large)} files differ" if len(large) > 1 else "A clock differs"
-    span = f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
-    return [f"{some}: {worst} is {span} {way} the others; corrected for."]
+    return [f"{some}: {worst} is {hours_or_minutes(seconds)} {way} the others; corrected for."]
+
+
+def hours_or_minutes(seconds: float) -> str:
+    """A span of time for people: "7.5 h", "12 min"."""
+    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
 
 
 def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | None:

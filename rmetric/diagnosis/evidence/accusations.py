@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import product
+from signal import SIGABRT
 
-from rmetric.diagnosis.evidence.scene import MAX_COMMON_SHARE, Row, Scene, divided, signal_of
+from rmetric.diagnosis.evidence.scene import MAX_COMMON_SHARE, Row, Scene, divided, was_ended_by
 from rmetric.diagnosis.facts.job import Job, Match, short
 from rmetric.diagnosis.faults import GENERIC, Fault
 from rmetric.diagnosis.signature import DIFFERENT, SILENT
@@ -88,14 +88,13 @@ def named_ranks(scene: Scene) -> Iterator[Row]:
         for stream, fields in fault.entries:
             named = [name for name in index.implicated_ranks(fields, stream) if name not in spared]
             names |= dict.fromkeys(named)
-            aborted |= bool(named) and signal_of(fields) == signal.SIGABRT
+            aborted |= bool(named) and was_ended_by(SIGABRT, fields)
         # A node may have left no log.
         implicated = [*filter(index.is_known, names)] or [*names]
         if index.is_minority(len(implicated)):
             # A launcher reports consequences too, and watchdogs end processes by an abort. But one
             # exit alone is strong evidence.
-            alone = is_symptom and len(implicated) == 1
-            kind = "only exit" if alone else "implicated"
+            kind = "only exit" if is_symptom and len(implicated) == 1 else "implicated"
             kind = kind if fault.follows or aborted else "accused"
             yield from _against(implicated, kind, "named in: {}", fault)
 

@@ -150,18 +150,13 @@ INTERLEAVED_STEPS = 2
 def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
     ends = found.ends()
-
-    def same(mark: Mark, restart: Place) -> bool:
-        """True if nothing was made, and nothing failed, between two lines."""
-        between = bisect_left(ends, mark.line) != bisect_left(ends, restart.line)
-        return mark.steps == restart.steps and not between
-
     begun = attempt_starts(found.marks(), last_end=ends[-1] if ends else 0)
-    restarts = [
-        restart
-        for restart in _of_launchers(found.restarts)
-        if not any(mark.line <= restart.line and same(mark, restart) for mark in begun)
-    ]
+    restarts = []
+    for restart in _of_launchers(found.restarts):
+        made = restart.steps, bisect_left(ends, restart.line)
+        # An attempt that has neither made a step nor failed since it began is not restarted.
+        if not any(mark.line <= restart.line and (mark.steps, mark.ends) == made for mark in begun):
+            restarts.append(restart)
     # What begins behind such a line is the same attempt.
     starts = {
         mark.line
@@ -224,17 +219,14 @@ def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Mark]:
         mark = marks[at]
         under_way = mark.steps > origin.steps or mark.ends > origin.ends
         again = mark.template in current.counts or mark.template in first.counts
-        # What follows in the same place has less in common with a beginning, if it does not lead.
-        leads = mark.template in (*current.once[:LEADS], *first.once[:LEADS])
-        news = leads or (mark.steps, mark.ends) != tried
+        # What follows in the same place has less in common with a beginning.
+        news = (mark.steps, mark.ends) != tried
         # A rank that had not written it begins later than others.
         known = mark.rank < 0 or (mark.template, mark.rank) in written
         if under_way and again and news and known:
             tried, found = (mark.steps, mark.ends), _Beginning(marks, at)
-            before = (first,) if current is first else (current, first)
-            if (mark.ended and mark.line < last_end and first.fails_at_once(found)) or any(
-                _recurs(found, beginning, origin) for beginning in before
-            ):
+            fails = mark.ended and mark.line < last_end and first.fails_at_once(found)
+            if fails or _recurs(found, current, origin) or _recurs(found, first, origin):
                 starts.append(mark)
                 current, origin = found, mark
                 written = {(entry.template, entry.rank) for entry in found.marks}
