@@ -68,9 +68,6 @@ class Occurrence(msgspec.Struct, kw_only=True, gc=False):
     step: int | None = None
     stage: str = ""
 
-    def __hash__(self) -> int:
-        return hash((self.file, self.order, self.text))
-
 
 @dataclass(kw_only=True)
 class JobStream:
