@@ -12,12 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 
-from rmetric.diagnosis.clock import (
-    SAME_MOMENT,
-    ZONE_TOLERANCE,
-    hours_or_minutes,
-    may_be_time_zone,
-)
+from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone, time_span
 from rmetric.diagnosis.evidence.scene import Row, Scene, divided
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
@@ -119,11 +114,6 @@ class _Ended:
         few = len({entry.event for _, entry in self.later}) <= MAX_HEARTBEATS
         return few and not any(_WORK.search(entry.text) for _, entry in self.later)
 
-    @cached_property
-    def located(self) -> list[Row]:
-        """Rows against the ranks at which it stands."""
-        return self.behind() or self.elsewhere
-
     def behind(self) -> list[Row]:
         """Rows against the few ranks whose last step is below that of the others."""
         ranks = {log.name: log.last_step or 0 for log, _ in self.stepping if log.rank is not None}
@@ -216,7 +206,8 @@ class _Ended:
             return []
         last_entry, last_step = self.entries[-1][0], self.last_step
         # The steps may state no times. A rank that is elsewhere is evidence of a hang all the same.
-        watched = last_step is not None and last_step > last_entry and bool(self.located)
+        located = self.behind() or self.elsewhere
+        watched = last_step is not None and last_step > last_entry and bool(located)
         last_step = None if watched else last_step
         gap = self.end - max(last_entry, last_entry if last_step is None else last_step)
         before, kind, least = self.since_last_step(last_step, gap)
@@ -230,16 +221,16 @@ class _Ended:
         kind = "unsure hang" if watched or seconds < least else kind
         furthest = self.scene.job.furthest
         step = furthest.last_step if furthest and not furthest.counts_samples else None
-        words = "before the first step" if step is None else f"after step {step}"
-        later = f"{'at least ' if of_zones else ''}{hours_or_minutes(seconds)} later"
-        words = f"{words} and was ended {later if seconds >= MIN_SHOWN_SECONDS else 'later'}"
+        words, later = "before the first step" if step is None else f"after step {step}", "later"
+        if seconds >= MIN_SHOWN_SECONDS:
+            later = f"{'at least ' if of_zones else ''}{time_span(seconds)} later"
         place = furthest.last_step_at if furthest else None
-        stage = self.located[0].stage if self.located else ""
-        return [Row("", kind, words, 1.0, HUNG, place, stage), *self.located]
+        stage = located[0].stage if located else ""
+        words = f"{words} and was ended {later}"
+        return [Row("", kind, words, 1.0, HUNG, place, stage), *located]
 
 
 def _end_of(text: str) -> str:
-    """The last words of a text."""
     if len(text) <= MAX_QUOTED:
         return text
     end = text[-MAX_QUOTED:]

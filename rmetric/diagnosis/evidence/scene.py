@@ -147,9 +147,9 @@ class RankIndex:
             if f"node {name}" in self.active:
                 return [f"node {name}"]
         ranks = sorted(self._on_node.get(short(node), []))
-        if ranks and local_rank.isdigit():
-            return self._at(ranks, int(local_rank)) or [f"node {node}"]
-        return [stream for _, stream in ranks] or [f"node {node}"]
+        local = int(local_rank) if local_rank.isdigit() else None
+        names = [name for _, name in ranks] if local is None else self._at(ranks, local)
+        return names or [f"node {node}"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ most of them recur together after the training had made progress or had failed.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -64,8 +64,8 @@ class StartMarks:
         self.steps = self._last_step = 0
         #: (line, template, step lines before it, the last of them, rank) of each mark
         self._marks: list[tuple[int, int, int, int, int]] = []
-        #: lines of failures and planned ends
-        self._ends: list[int] = []
+        #: lines of failures and planned ends, in order
+        self.ends: list[int] = []
         #: entry -> its occurrences, the steps before the last, the different numbers of steps;
         #: None of one that is not followed (any more)
         self._seen: dict[int, list[int] | None] = {}
@@ -73,7 +73,7 @@ class StartMarks:
     @property
     def progress(self) -> int:
         """Number of step lines, failures and planned ends so far."""
-        return self.steps + len(self._ends)
+        return self.steps + len(self.ends)
 
     def follows(self, template: int) -> bool:
         """True if the entry is one of the beginning, and every occurrence is wanted."""
@@ -108,24 +108,20 @@ class StartMarks:
 
     def add_end(self, line: int) -> None:
         """Record a failure or a planned end; the lines come in any order."""
-        if len(self._ends) < MAX_ENDS:
-            self._ends.append(line)
+        if len(self.ends) < MAX_ENDS:
+            insort(self.ends, line)
 
     def add_restart(self, line: int, steps: int, writer: str = "") -> None:
         """Record that a launcher starts its ranks again, after so many step lines."""
         if len(self.restarts) < MAX_OCCURRENCES:
             self.restarts.append(Place(line, steps, writer))
 
-    def ends(self) -> list[int]:
-        """Lines of failures and planned ends, in order."""
-        return sorted(self._ends)
-
     def marks(self) -> list[Mark]:
         """All of them, in the order of their lines."""
-        ends, marks = self.ends(), list[Mark]()
+        marks = []
         for line, template, steps, last, rank in self._marks:
-            before = bisect_left(ends, line)
-            ended = before > 0 and ends[before - 1] >= last
+            before = bisect_left(self.ends, line)
+            ended = before > 0 and self.ends[before - 1] >= last
             marks.append(Mark(line, template, steps, before, ended, rank))
         return marks
 
@@ -149,11 +145,10 @@ INTERLEAVED_STEPS = 2
 
 def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
-    ends = found.ends()
-    begun = attempt_starts(found.marks(), last_end=ends[-1] if ends else 0)
+    begun = attempt_starts(found.marks(), last_end=found.ends[-1] if found.ends else 0)
     restarts = []
     for restart in _of_launchers(found.restarts):
-        made = restart.steps, bisect_left(ends, restart.line)
+        made = restart.steps, bisect_left(found.ends, restart.line)
         # An attempt that has neither made a step nor failed since it began is not restarted.
         if not any(mark.line <= restart.line and (mark.steps, mark.ends) == made for mark in begun):
             restarts.append(restart)

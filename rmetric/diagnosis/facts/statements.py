@@ -151,8 +151,8 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
     ("writer pid", "killing subprocess ", r"\bKilling subprocess (?P<pid>\d{1,9})\s*$"),
     # the report of torchrun: lines of a host, its rank and its process
     ("report node", "host ", rf"^\s*host +: (?P<node>{_HOST})\s*$"),
-    ("report rank", "rank ", rf"^\s*rank +: {_RANK} \(local_rank"),
-    ("report pid", "exitcode ", r"^\s*exitcode +: \S+ \(pid: (?P<pid>\d{1,9})\)"),
+    ("report rank, rank node", "rank ", rf"^\s*rank +: {_RANK} \(local_rank"),
+    ("report pid, process member", "exitcode ", r"^\s*exitcode +: \S+ \(pid: (?P<pid>\d{1,9})\)"),
 ))
 # fmt: on
 _GATES = WordIndex((gate.encode(), at) for at, row in enumerate(STATEMENTS) for gate in row.gates)
