@@ -102,7 +102,7 @@ class Ordering:
         last = [entry for stream in self.job.streams.values() for entry in stream.tail]
         ends = [entry for match in self.job.matches.values() for entry in (match.first, match.last)]
         found: dict[str, list[Occurrence]] = defaultdict(list)
-        for entry in sorted({id(kept): kept for kept in (*last, *ends)}.values(), key=_order):
+        for entry in sorted((*last, *ends), key=attrgetter("order")):
             if entry.time is not None:
                 found[entry.file].append(entry)
         return dict(found)
@@ -162,9 +162,6 @@ class Ordering:
         return (inf if seconds is None else seconds, entry.order)
 
 
-_order = attrgetter("order")
-
-
 def _with_year(time: float, first: float, last: float) -> float | None:
     """A time without a year in that of a job; None for one far from its span, or since boot."""
     dated = timegm((gmtime(last).tm_year, *gmtime(time)[1:6])) + time % 1.0
@@ -189,8 +186,6 @@ def clock_offsets(job: Job) -> dict[str, float]:
     By the median of its differences from the middle clock at entries of the same steps, if they
     agree; of two jobs, only by evidence of time zones.
     """
-    if len(job.spans) < 2:
-        return {}
     found = {}
     if two_jobs(job, MIN_OFFSET_OF_JOBS_SECONDS) is None:
         for name, differences in _apart_at_steps(job).items():

@@ -68,7 +68,7 @@ class _Ended:
 
     @cached_property
     def stepping(self) -> list[tuple[JobStream, Occurrence]]:
-        streams = self.scene.job.streams.values()
+        streams = self.scene.job.stepping
         return [(log, log.last_step_at) for log in streams if log.last_step_at is not None]
 
     @cached_property
@@ -162,12 +162,13 @@ class _Ended:
             time = self.scene.ordering.dated(entry)
             if time is not None and abs(self.end - time) <= SAME_MOMENT:
                 return False
+        if entry.event in self.scene.matched_events or _NO_PROGRESS.search(entry.text):
+            return False
         # No training goes on for long after its end: the clock of that file is another.
         other = self.last_step is not None and self.last_step > self.end + MIN_SECONDS
-        comparable = entry.file == self.ending.first.file or not other
-        late = comparable and self.scene.ordering.after(entry, self.ending.first)
-        known = entry.event in self.scene.matched_events
-        return not (late or known or _NO_PROGRESS.search(entry.text))
+        if other and entry.file != self.ending.first.file:
+            return True
+        return not self.scene.ordering.after(entry, self.ending.first)
 
     def ends_by_limit(self, last_entry: float, gap: float) -> bool:
         """True if the time limit that ended it, by its own clock, is far longer than its work."""

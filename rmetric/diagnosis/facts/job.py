@@ -272,8 +272,7 @@ class Job:
     @cached_property
     def furthest(self) -> JobStream | None:
         """Stream with the greatest last step; None without step lines."""
-        stepping = [stream for stream in self.streams.values() if stream.last_step is not None]
-        return max(stepping, key=lambda stream: stream.last_step or 0, default=None)
+        return max(self.stepping, key=lambda stream: stream.last_step or 0, default=None)
 
     def node_of(self, stream: JobStream) -> str | None:
         """The stream's own, or its rank's; None where not known."""
