@@ -8,16 +8,16 @@ about the same moment: where such moments disagree, the clocks do.
 from __future__ import annotations
 
 from bisect import bisect_right
-from calendar import isleap
+from calendar import timegm
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, inf
 from operator import attrgetter
 from statistics import median, median_low
+from time import gmtime
 
 from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence, span_of
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
@@ -102,7 +102,7 @@ class Ordering:
         last = [entry for stream in self.job.streams.values() for entry in stream.tail]
         ends = [entry for match in self.job.matches.values() for entry in (match.first, match.last)]
         found: dict[str, list[Occurrence]] = defaultdict(list)
-        for entry in sorted({id(kept): kept for kept in (*last, *ends)}.values(), key=_order):
+        for entry in sorted((*last, *ends), key=attrgetter("order")):
             if entry.time is not None:
                 found[entry.file].append(entry)
         return dict(found)
@@ -126,9 +126,9 @@ class Ordering:
     @cached_property
     def stepping(self) -> list[JobStream]:
         """Streams that log steps; of more than `MOST_COMPARED`, those that step last."""
-        last = [(stream.last_step_at, stream) for stream in self.job.stepping]
-        timed = sorted((self.key(at) if at else (-inf, 0), n) for n, (at, _) in enumerate(last))
-        return [last[n][1] for _, n in timed[-MOST_COMPARED:]]
+        lasts = [(stream.last_step_at, stream) for stream in self.job.stepping]
+        lasts.sort(key=lambda pair: self.key(pair[0]) if pair[0] else (-inf, 0))
+        return [stream for _, stream in lasts[-MOST_COMPARED:]]
 
     def later_by(self, entry: Occurrence, other: Occurrence) -> float | None:
         """Seconds by which `one` is after `other`, negative before; None where unknown.
@@ -162,20 +162,11 @@ class Ordering:
         return (inf if seconds is None else seconds, entry.order)
 
 
-_order = attrgetter("order")
-
-
 def _with_year(time: float, first: float, last: float) -> float | None:
     """A time without a year in that of a job; None for one far from its span, or since boot."""
-    if _since_boot(time):
-        return None
-    year = datetime.fromtimestamp(last, timezone.utc).year
-    start = datetime(year, 1, 1, tzinfo=timezone.utc).timestamp()
-    dated = start + time - NO_YEAR[0]
-    # The first of March of a leap year is its sixty-first day, else the sixtieth.
-    if not isleap(year) and dated - start >= 60 * 86400.0:
-        dated -= 86400.0
-    return dated if first - NEAR <= dated <= last + NEAR else None
+    dated = timegm((gmtime(last).tm_year, *gmtime(time)[1:6])) + time % 1.0
+    near = first - NEAR <= dated <= last + NEAR
+    return dated if near and not _since_boot(time) else None
 
 
 def _since_boot(time: float) -> bool:
@@ -195,8 +186,6 @@ def clock_offsets(job: Job) -> dict[str, float]:
     By the median of its differences from the middle clock at entries of the same steps, if they
     agree; of two jobs, only by evidence of time zones.
     """
-    if len(job.spans) < 2:
-        return {}
     found = {}
     if two_jobs(job, MIN_OFFSET_OF_JOBS_SECONDS) is None:
         for name, differences in _apart_at_steps(job).items():
@@ -285,18 +274,19 @@ def _timed_on(job: Job, node: str | None) -> Iterator[Occurrence]:
 
 def clock_notes(offsets: Mapping[str, float]) -> list[str]:
     """Notes on clock offsets, at most one sentence."""
-    large = {
-        name: by
-        for name, by in offsets.items()
-        if MIN_REPORTED_OFFSET_SECONDS <= abs(by) < OTHER_EPOCH_SECONDS
-    }
+    least, most = MIN_REPORTED_OFFSET_SECONDS, OTHER_EPOCH_SECONDS
+    large = sorted((abs(by), name) for name, by in offsets.items() if least <= abs(by) < most)
     if not large:
         return []
-    worst = max(large, key=lambda name: (abs(large[name]), name))
-    seconds, way = abs(large[worst]), "ahead of" if large[worst] > 0 else "behind"
+    seconds, worst = large[-1]
+    way = "ahead of" if offsets[worst] > 0 else "behind"
     some = f"The clocks of {len(large)} files differ" if len(large) > 1 else "A clock differs"
-    span = f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
-    return [f"{some}: {worst} is {span} {way} the others; corrected for."]
+    return [f"{some}: {worst} is {time_span(seconds)} {way} the others; corrected for."]
+
+
+def time_span(seconds: float) -> str:
+    """A span of time for people: "7.5 h", "12 min"."""
+    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
 
 
 def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | None:

@@ -11,32 +11,26 @@ from collections.abc import Callable, Iterable, Iterator
 from rmetric.diagnosis.evidence import accusations, hang, peers
 from rmetric.diagnosis.evidence.scene import Row, Scene, Switches
 
-#: Extractor -> the part of the method that it is of (`Switches`).
-EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
-    accusations.own_faults: "library",
-    accusations.named_ranks: "library",
-    accusations.processes: "library",
-    accusations.links: "library",
-    accusations.waited_for: "library",
-    accusations.collectives: "library",
-    accusations.lacking_echoes: "unfiltered",
-    accusations.lost_hosts: "unfiltered",
-    peers.absences: "unfiltered",
-    peers.unlike_numbers: "spatial",
-    peers.unlike_settings: "spatial",
-    hang.hang: "temporal",
-    peers.recorders: "places",
-    peers.stacks: "places",
-    peers.done_alone: "ends",
-    peers.not_finite: "ends",
-}
+#: Part of the method (`Switches`) -> its extractors.
+EXTRACTORS: dict[str, tuple[Callable[[Scene], Iterable[Row]], ...]] = {
+    "library": (
+        accusations.own_faults, accusations.named_ranks, accusations.processes, accusations.links,
+        accusations.waited_for, accusations.collectives,
+    ),
+    "unfiltered": (accusations.lacking_echoes, accusations.lost_hosts, peers.absences),
+    "spatial": (peers.unlike_numbers, peers.unlike_settings),
+    "temporal": (hang.hang,),
+    "places": (peers.recorders, peers.stacks),
+    "ends": (peers.done_alone, peers.not_finite),
+}  # fmt: skip
 
 
 def evidence(scene: Scene) -> Iterator[Row]:
     """All rows of a job, but those of the parts that are switched off."""
-    for extractor, part in EXTRACTORS.items():
+    for part, extractors in EXTRACTORS.items():
         if getattr(scene.switches, part):
-            yield from extractor(scene)
+            for extractor in extractors:
+                yield from extractor(scene)
 
 
 __all__ = ["EXTRACTORS", "Row", "Scene", "Switches", "evidence"]

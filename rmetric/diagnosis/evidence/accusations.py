@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import product
+from signal import SIGABRT
 
-from rmetric.diagnosis.evidence.scene import MAX_COMMON_SHARE, Row, Scene, divided, signal_of
+from rmetric.diagnosis.evidence.scene import MAX_COMMON_SHARE, Row, Scene, divided, was_ended_by
 from rmetric.diagnosis.facts.job import Job, Match, short
 from rmetric.diagnosis.faults import GENERIC, Fault
 from rmetric.diagnosis.signature import DIFFERENT, SILENT
@@ -20,14 +20,12 @@ _PCI = re.compile(r"(?:\b[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 #: The process of a task of Ray, at the head of its traceback.
 _RAY_TASK = re.compile(r"\bray::\S+ \(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.a-f:]+)")
 _ENDS = ("local_host", "local_device", "remote_host", "remote_device")
-#: Least share of the ranks that lost a connection to a host, for it to be the one.
-MIN_NAMING_SHARE = 0.75
 #: What the name of a host's network card has behind that of the host.
 _INTERFACE = re.compile(r"[-_.]?(?:ib|eth|hsn|bond|roce|opa)\d*$")
 #: Host -> (stream, port) of the connections to it that were lost.
 Lost = defaultdict[str, set[tuple[str, str]]]
 _POD = re.compile(r"(?P<address>\d+-\d+-\d+-\d+)\.(?P<of>[a-z][\w-]*)\.")
-#: Least share of ranks in the same collective for the others to be outliers.
+#: Least share of ranks that lost the same host, or are in the same collective, to agree.
 MIN_AGREEING_SHARE = 0.75
 #: Largest share of the ranks that may lack the timeout of all others.
 MAX_LACKING_SHARE = 0.25
@@ -88,14 +86,13 @@ def named_ranks(scene: Scene) -> Iterator[Row]:
         for stream, fields in fault.entries:
             named = [name for name in index.implicated_ranks(fields, stream) if name not in spared]
             names |= dict.fromkeys(named)
-            aborted |= bool(named) and signal_of(fields) == signal.SIGABRT
+            aborted |= bool(named) and was_ended_by(SIGABRT, fields)
         # A node may have left no log.
         implicated = [*filter(index.is_known, names)] or [*names]
         if index.is_minority(len(implicated)):
             # A launcher reports consequences too, and watchdogs end processes by an abort. But one
             # exit alone is strong evidence.
-            alone = is_symptom and len(implicated) == 1
-            kind = "only exit" if alone else "implicated"
+            kind = "only exit" if is_symptom and len(implicated) == 1 else "implicated"
             kind = kind if fault.follows or aborted else "accused"
             yield from _against(implicated, kind, "named in: {}", fault)
 
@@ -169,7 +166,7 @@ def _owners(job: Job, fault: Fault) -> set[str]:
     for stream, fields in fault.entries:
         ranks = job.ranks_of_numbers.get(_pid(fields), set())
         node = stream.removeprefix("node ")
-        if "pid" in fields and node != stream:  # of a kernel
+        if node != stream:  # of a kernel
             known = job.rank_of_pid.get((node, _pid(fields)))
             ranks = ({known} if known is not None else ranks) if blocked else set()
             found |= {stream} if blocked else set()
@@ -256,7 +253,7 @@ def lost_hosts(scene: Scene) -> list[Row]:
     nodes_losing = {short(job.node_of(job.streams[name]) or "") for name in losing}
     of_one = named and ports >= 2 and host not in nodes_losing
     every = set().union(*streams.values())
-    if (many < 2 and not of_one) or many < MIN_NAMING_SHARE * len(every):
+    if (many < 2 and not of_one) or many < MIN_AGREEING_SHARE * len(every):
         return []
     nodes = {short(node): node for log in job.streams.values() if (node := job.node_of(log))}
     words = f"{ports} connections to it were lost, and none to another node"

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 
-from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
+from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone, time_span
 from rmetric.diagnosis.evidence.scene import Row, Scene, divided
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
@@ -36,8 +36,6 @@ MAX_QUOTED = 60
 #: So many different entries may recur during a hang, at least so often: heartbeats, monitors.
 MAX_HEARTBEATS = 2
 MIN_HEARTBEATS = 3
-#: Stages in which nothing may be logged for long.
-QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
 #: Least share of the ranks that made the last step, for the others to be behind.
 MIN_SHARE_AT_TOP = 0.5
 #: So many ranks must end at the same line, for the only other one to stand elsewhere.
@@ -70,7 +68,7 @@ class _Ended:
 
     @cached_property
     def stepping(self) -> list[tuple[JobStream, Occurrence]]:
-        streams = self.scene.job.streams.values()
+        streams = self.scene.job.stepping
         return [(log, log.last_step_at) for log in streams if log.last_step_at is not None]
 
     @cached_property
@@ -94,9 +92,9 @@ class _Ended:
 
     @cached_property
     def later(self) -> list[tuple[float, Occurrence]]:
-        """Those behind the last step that state a time themselves, if any does."""
-        # A note or a stack that states no time is no sign of progress beside lines that do.
-        own = [pair for pair in self.entries if pair[1].time is not None] or self.entries
+        """Those behind the last step that state a time themselves."""
+        # A note or a stack that states no time is no sign of progress.
+        own = [pair for pair in self.entries if pair[1].time is not None]
         return [pair for pair in own if self.last_step is None or pair[0] > self.last_step]
 
     @cached_property
@@ -113,16 +111,8 @@ class _Ended:
 
     def are_heartbeats(self) -> bool:
         """True if what follows the last step is little that recurs, and no work."""
-        names = {log.name for log, _ in self.stepping}
-        stages = {entry.stage for _, entry in self.later if entry.stream in names}
         few = len({entry.event for _, entry in self.later}) <= MAX_HEARTBEATS
-        at_work = any(_WORK.search(entry.text) for _, entry in self.later)
-        return few and not at_work and not stages & QUIET_STAGES
-
-    @cached_property
-    def located(self) -> list[Row]:
-        """Rows against the ranks at which it stands."""
-        return self.behind() or self.elsewhere
+        return few and not any(_WORK.search(entry.text) for _, entry in self.later)
 
     def behind(self) -> list[Row]:
         """Rows against the few ranks whose last step is below that of the others."""
@@ -156,12 +146,10 @@ class _Ended:
     def last_entries(self) -> dict[str, Occurrence]:
         """Rank, or node, -> its last entry before the end that is no heartbeat."""
         job, lasts = self.scene.job, dict[str, Occurrence]()
-        present = [peer for peer in peers(job) if peer.stream is not None]
-        ranked = [peer for peer in present if peer.rank is not None] or present
-        for peer in ranked:
-            tail = peer.stream.tail if peer.stream is not None else ()
-            before = [at for at in tail if self.is_before(at) and at.event not in self.beats]
-            many = MIN_SHARE_AT_TOP * len(ranked)
+        present = [(peer, peer.stream) for peer in peers(job) if peer.stream is not None]
+        many = MIN_SHARE_AT_TOP * len(present)
+        for peer, stream in present:
+            before = [at for at in stream.tail if self.is_before(at) and at.event not in self.beats]
             # Ranks that lead have lines of their own, which are no evidence.
             if before and not (peer.leads and len(job.events[before[-1].event].counts) < many):
                 lasts[peer.name] = before[-1]
@@ -174,12 +162,13 @@ class _Ended:
             time = self.scene.ordering.dated(entry)
             if time is not None and abs(self.end - time) <= SAME_MOMENT:
                 return False
+        if entry.event in self.scene.matched_events or _NO_PROGRESS.search(entry.text):
+            return False
         # No training goes on for long after its end: the clock of that file is another.
         other = self.last_step is not None and self.last_step > self.end + MIN_SECONDS
-        comparable = entry.file == self.ending.first.file or not other
-        late = comparable and self.scene.ordering.after(entry, self.ending.first)
-        known = entry.event in self.scene.matched_events
-        return not (late or known or _NO_PROGRESS.search(entry.text))
+        if other and entry.file != self.ending.first.file:
+            return True
+        return not self.scene.ordering.after(entry, self.ending.first)
 
     def ends_by_limit(self, last_entry: float, gap: float) -> bool:
         """True if the time limit that ended it, by its own clock, is far longer than its work."""
@@ -218,7 +207,8 @@ class _Ended:
             return []
         last_entry, last_step = self.entries[-1][0], self.last_step
         # The steps may state no times. A rank that is elsewhere is evidence of a hang all the same.
-        watched = last_step is not None and last_step > last_entry and bool(self.located)
+        located = self.behind() or self.elsewhere
+        watched = last_step is not None and last_step > last_entry and bool(located)
         last_step = None if watched else last_step
         gap = self.end - max(last_entry, last_entry if last_step is None else last_step)
         before, kind, least = self.since_last_step(last_step, gap)
@@ -232,23 +222,16 @@ class _Ended:
         kind = "unsure hang" if watched or seconds < least else kind
         furthest = self.scene.job.furthest
         step = furthest.last_step if furthest and not furthest.counts_samples else None
-        words = "before the first step" if step is None else f"after step {step}"
-        later = f"{_span(seconds, at_least=of_zones)}later"
+        words, later = "before the first step" if step is None else f"after step {step}", "later"
+        if seconds >= MIN_SHOWN_SECONDS:
+            later = f"{'at least ' if of_zones else ''}{time_span(seconds)} later"
         place = furthest.last_step_at if furthest else None
-        stage = self.located[0].stage if self.located else ""
+        stage = located[0].stage if located else ""
         words = f"{words} and was ended {later}"
-        return [Row("", kind, words, 1.0, HUNG, place, stage), *self.located]
-
-
-def _span(seconds: float, *, at_least: bool) -> str:
-    if seconds < MIN_SHOWN_SECONDS:
-        return ""
-    long = f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
-    return f"{'at least ' if at_least else ''}{long} "
+        return [Row("", kind, words, 1.0, HUNG, place, stage), *located]
 
 
 def _end_of(text: str) -> str:
-    """The last words of a text."""
     if len(text) <= MAX_QUOTED:
         return text
     end = text[-MAX_QUOTED:]

@@ -75,9 +75,9 @@ def stacks(scene: Scene) -> Iterator[Row]:
         for name, stack in odd
         if name
     )
-    for name, stack in odd:
-        if not name and stack.awaits:  # of a process of which no more is known
-            yield Row("", "stack", stack.words, 1.0, STACK_DIFFERS, stage=stack.awaits)
+    unknown = scene.odd_stacks.get("")  # of a process of which no more is known
+    if unknown is not None and unknown.awaits:
+        yield Row("", "stack", unknown.words, 1.0, STACK_DIFFERS, stage=unknown.awaits)
     yield from divided(
         Row(name, "stack in a collective", stack.words, 1.0, DIFFERENT)
         for name, stack in odd

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from signal import SIGTERM, Signals
 from typing import NamedTuple
 
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.facts.job import Job, Occurrence, short
-from rmetric.diagnosis.facts.statements import expanded
+from rmetric.diagnosis.facts.layout import MOST_PER_NODE
+from rmetric.diagnosis.facts.statements import expanded, numbers
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.patterns.stacks import OddStack, assign, odd_stacks, stacks_in_logs
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
@@ -20,10 +20,6 @@ from rmetric.diagnosis.pool import HealthyReference
 
 #: Behaviour of more than this share of the ranks is no evidence against one of them.
 MAX_COMMON_SHARE = 0.5
-#: A larger number of ranks is of several nodes where no line states how many a node has.
-MAX_PER_NODE = 8
-#: Largest number of ranks in one range.
-MAX_RANGE_LENGTH = 10_000
 
 
 class Row(NamedTuple):
@@ -88,12 +84,12 @@ class RankIndex:
         The `stream` that logged it is meant where the field `own` is set; a local rank without a
         node is of its node.
         """
-        if signal_of(fields) == signal.SIGTERM:  # a launcher's own doing
+        if was_ended_by(SIGTERM, fields):  # a launcher's own doing
             return []
         if "own" in fields and stream in self.ranks:  # the entry's prefix names the rank
             return [stream]
         tasks = "" if self._job.tasks_launch else fields.get("tasks", "")
-        ranks = numbers_in(fields.get("rank") or tasks)
+        ranks = [int(rank) for rank in numbers(fields.get("rank") or tasks)]
         known = [name for rank in ranks if self.is_known(name := f"rank {rank}")]
         one_task = self._tasks_are_ranks and len(ranks) == 1
         local = fields.get("local_rank", "")
@@ -128,7 +124,7 @@ class RankIndex:
         if node is not None and len(self._on_node) > 1:
             return self._at(sorted(self._on_node.get(short(node), [])), local_rank)
         size = self._job.world_size or max(self.ranks.values(), default=0) + 1
-        one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MAX_PER_NODE)
+        one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MOST_PER_NODE)
         name = f"rank {local_rank}"
         if not one_node or self.is_known(name):
             return [name] if one_node else []
@@ -141,7 +137,7 @@ class RankIndex:
         in_row = bool(ranks) and ranks[-1][0] - ranks[0][0] == len(ranks) - 1
         if not ranks or len(ranks) == each or (in_row and not each):
             return [name for _, name in ranks[local_rank : local_rank + 1]]
-        wanted = ranks[0][0] // (each or MAX_PER_NODE) * (each or MAX_PER_NODE) + local_rank
+        wanted = ranks[0][0] // (each or MOST_PER_NODE) * (each or MOST_PER_NODE) + local_rank
         # It may be known by another name of its node.
         return [name] if self.is_known(name := f"rank {wanted}") else []
 
@@ -150,12 +146,10 @@ class RankIndex:
         for name in (node, short(node)):
             if f"node {name}" in self.active:
                 return [f"node {name}"]
-            ranks = sorted(self._on_node.get(name, []))
-            if ranks and local_rank.isdigit():
-                return self._at(ranks, int(local_rank)) or [f"node {node}"]
-            if ranks:
-                return [stream for _, stream in ranks]
-        return [f"node {node}"]
+        ranks = sorted(self._on_node.get(short(node), []))
+        local = int(local_rank) if local_rank.isdigit() else None
+        names = [name for _, name in ranks] if local is None else self._at(ranks, local)
+        return names or [f"node {node}"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,29 +217,10 @@ def divided(rows: Iterable[Row]) -> list[Row]:
     return [row._replace(strength=row.strength / many) for row in each]
 
 
-def numbers_in(text: str) -> list[int]:
-    """Expand a list of numbers as launchers write it.
-
-    >>> numbers_in("3,8-10")
-    [3, 8, 9, 10]
-    """
-    found: list[int] = []
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        found += range(int(first), min(int(last or first), int(first) + MAX_RANGE_LENGTH) + 1)
-    return found
-
-
-def signal_of(fields: dict[str, str]) -> int:
-    """The signal that ended a process, as an entry states it; 0 for none."""
-    code = fields.get("signal") or fields.get("code") or ""
-    if code.upper().startswith("SIG") and code.upper() in signal.Signals.__members__:
-        return int(signal.Signals[code.upper()])
-    try:
-        number = int(code)
-    except ValueError:
-        return 9 if code.lower() == "killed" else 0
+def was_ended_by(signal: Signals, fields: dict[str, str]) -> bool:
+    """True for a process that a signal ended, as an entry's `signal` or exit `code` states it."""
     if "signal" in fields:
-        return abs(number)
-    if number > 224:  # of a byte without a sign
-        number -= 256
-    return -number if number < 0 else number - 128 if 128 < number < 160 else 0
+        return fields["signal"].upper() in (signal.name, f"{signal:d}", f"{-signal:d}")
+    # A shell adds 128, and a byte has no sign.
+    codes = (f"{code:d}" for code in (-signal, 128 + signal, 256 - signal))
+    return fields.get("code", "").upper() in (signal.name, *codes)

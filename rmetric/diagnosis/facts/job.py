@@ -68,9 +68,6 @@ class Occurrence(msgspec.Struct, kw_only=True, gc=False):
     step: int | None = None
     stage: str = ""
 
-    def __hash__(self) -> int:
-        return hash((self.file, self.order, self.text))
-
 
 @dataclass(kw_only=True)
 class JobStream:
@@ -275,8 +272,7 @@ class Job:
     @cached_property
     def furthest(self) -> JobStream | None:
         """Stream with the greatest last step; None without step lines."""
-        stepping = [stream for stream in self.streams.values() if stream.last_step is not None]
-        return max(stepping, key=lambda stream: stream.last_step or 0, default=None)
+        return max(self.stepping, key=lambda stream: stream.last_step or 0, default=None)
 
     def node_of(self, stream: JobStream) -> str | None:
         """The stream's own, or its rank's; None where not known."""

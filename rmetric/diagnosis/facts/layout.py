@@ -48,21 +48,19 @@ class IdentityGraph:
         for statement in may:
             for match in statement.pattern.finditer(text):
                 found = own | identities(match)
-                for pair in statement.ties:
-                    if pair[0] == "report":
-                        self._take_report(prefix, pair[1], found)
+                for name, other in statement.ties:
+                    if name == "report":
+                        found = self._reported(prefix, other, found[other])
                     else:
-                        self._tie(*pair, found)
+                        self._tie(name, other, found)
 
-    def _take_report(self, prefix: Prefix, name: str, found: dict[str, Any]) -> None:
+    def _reported(self, prefix: Prefix, name: str, value: Any) -> dict[str, Any]:
+        """What a stream's report states so far; it begins with the node."""
         if name == "node":
             self._report[prefix] = {"of": MANY_RANKS}
         report = self._report.get(prefix, {})
-        report[name] = found[name]
-        if "node" in report and name == "rank":
-            self._tie("rank", "node", report)
-        elif "rank" in report and name == "pid":
-            self._tie("process", "member", report)
+        report[name] = value
+        return report
 
     def _tie(self, name: str, other: str, found: dict[str, Any]) -> None:
         tied = _identity(other, found)
@@ -158,10 +156,8 @@ class World:
     def tasks_launch(self) -> bool:
         """True if a task of srun is no rank, but starts those of its node."""
         # A prefix states another rank, or lines place far other ranks on the task's node.
-        if any(
-            prefix.task is not None and prefix.rank not in (None, prefix.task)
-            for prefix in self._prefixes
-        ):
+        stated = ((prefix.rank, prefix.task) for prefix in self._prefixes)
+        if any(None not in pair and pair[0] != pair[1] for pair in stated):
             return True
         ranks = defaultdict[str, list[int]](list)
         for rank, node in self._stated_nodes.items():
@@ -319,11 +315,11 @@ class RankLayout:
     """
 
     def __init__(self, files: Files) -> None:
-        self._graph = IdentityGraph()
+        whole = IdentityGraph()
         for _, _, graph in files:
-            self._graph.merge(graph)
+            whole.merge(graph)
         streams = [(source, prefix) for source, prefixes, _ in files for prefix in prefixes]
-        self.world = World(self._graph, [prefix for _, prefix in streams])
+        self.world = World(whole, [prefix for _, prefix in streams])
         self._alone = {source.name for source, prefixes, _ in files if len(prefixes) == 1}
         #: ranks that a file's prefixes state; devices of the processes of a node
         self._ranks_in: dict[str, set[int]] = defaultdict(set)
@@ -382,19 +378,18 @@ class RankLayout:
         if prefix.task is not None and prefix.rank is None:
             return "task", str(prefix.task)
         by_file = source.local_rank is not None
-        if prefix.node is not None and not by_file:
-            return "node", prefix.node
-        if source.node is not None:
-            return "node", source.node
+        node = source.node if by_file or prefix.node is None else prefix.node
+        if node is not None:
+            return "node", node
         return "file", "" if by_file else _OUTPUT.sub("", source.name)
 
     def _add(self, source: LogSource, prefix: Prefix) -> None:
         key, local = self._key(source, prefix), _local_rank(source, prefix)
         node, stream = self._nodes.setdefault(key, _Node(key)), (source.name, prefix)
-        node.numbers.update(self._graph.of("stream number", stream))
+        node.numbers.update(self.world.graph.of("stream number", stream))
         if local is None:
             return
-        node.stated[local].update(self._graph.of("stream rank", stream))
+        node.stated[local].update(self.world.graph.of("stream rank", stream))
         if _states_rank(prefix):
             node.by_prefix[local].add(prefix.rank or 0)
         elif (rank := self.world.rank_of_process(prefix)) is not None:

@@ -8,7 +8,7 @@ most of them recur together after the training had made progress or had failed.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -64,8 +64,8 @@ class StartMarks:
         self.steps = self._last_step = 0
         #: (line, template, step lines before it, the last of them, rank) of each mark
         self._marks: list[tuple[int, int, int, int, int]] = []
-        #: lines of failures and planned ends
-        self._ends: list[int] = []
+        #: lines of failures and planned ends, in order
+        self.ends: list[int] = []
         #: entry -> its occurrences, the steps before the last, the different numbers of steps;
         #: None of one that is not followed (any more)
         self._seen: dict[int, list[int] | None] = {}
@@ -73,7 +73,7 @@ class StartMarks:
     @property
     def progress(self) -> int:
         """Number of step lines, failures and planned ends so far."""
-        return self.steps + len(self._ends)
+        return self.steps + len(self.ends)
 
     def follows(self, template: int) -> bool:
         """True if the entry is one of the beginning, and every occurrence is wanted."""
@@ -108,24 +108,20 @@ class StartMarks:
 
     def add_end(self, line: int) -> None:
         """Record a failure or a planned end; the lines come in any order."""
-        if len(self._ends) < MAX_ENDS:
-            self._ends.append(line)
+        if len(self.ends) < MAX_ENDS:
+            insort(self.ends, line)
 
     def add_restart(self, line: int, steps: int, writer: str = "") -> None:
         """Record that a launcher starts its ranks again, after so many step lines."""
         if len(self.restarts) < MAX_OCCURRENCES:
             self.restarts.append(Place(line, steps, writer))
 
-    def ends(self) -> list[int]:
-        """Lines of failures and planned ends, in order."""
-        return sorted(self._ends)
-
     def marks(self) -> list[Mark]:
         """All of them, in the order of their lines."""
-        ends, marks = self.ends(), list[Mark]()
+        marks = []
         for line, template, steps, last, rank in self._marks:
-            before = bisect_left(ends, line)
-            ended = before > 0 and ends[before - 1] >= last
+            before = bisect_left(self.ends, line)
+            ended = before > 0 and self.ends[before - 1] >= last
             marks.append(Mark(line, template, steps, before, ended, rank))
         return marks
 
@@ -149,19 +145,13 @@ INTERLEAVED_STEPS = 2
 
 def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
-    ends = found.ends()
-
-    def same(mark: Mark, restart: Place) -> bool:
-        """True if nothing was made, and nothing failed, between two lines."""
-        between = bisect_left(ends, mark.line) != bisect_left(ends, restart.line)
-        return mark.steps == restart.steps and not between
-
-    begun = attempt_starts(found.marks(), last_end=ends[-1] if ends else 0)
-    restarts = [
-        restart
-        for restart in _of_launchers(found.restarts)
-        if not any(mark.line <= restart.line and same(mark, restart) for mark in begun)
-    ]
+    begun = attempt_starts(found.marks(), last_end=found.ends[-1] if found.ends else 0)
+    restarts = []
+    for restart in _of_launchers(found.restarts):
+        made = restart.steps, bisect_left(found.ends, restart.line)
+        # An attempt that has neither made a step nor failed since it began is not restarted.
+        if not any(mark.line <= restart.line and (mark.steps, mark.ends) == made for mark in begun):
+            restarts.append(restart)
     # What begins behind such a line is the same attempt.
     starts = {
         mark.line
@@ -224,17 +214,14 @@ def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Mark]:
         mark = marks[at]
         under_way = mark.steps > origin.steps or mark.ends > origin.ends
         again = mark.template in current.counts or mark.template in first.counts
-        # What follows in the same place has less in common with a beginning, if it does not lead.
-        leads = mark.template in (*current.once[:LEADS], *first.once[:LEADS])
-        news = leads or (mark.steps, mark.ends) != tried
+        # What follows in the same place has less in common with a beginning.
+        news = (mark.steps, mark.ends) != tried
         # A rank that had not written it begins later than others.
         known = mark.rank < 0 or (mark.template, mark.rank) in written
         if under_way and again and news and known:
             tried, found = (mark.steps, mark.ends), _Beginning(marks, at)
-            before = (first,) if current is first else (current, first)
-            if (mark.ended and mark.line < last_end and first.fails_at_once(found)) or any(
-                _recurs(found, beginning, origin) for beginning in before
-            ):
+            fails = mark.ended and mark.line < last_end and first.fails_at_once(found)
+            if fails or _recurs(found, current, origin) or _recurs(found, first, origin):
                 starts.append(mark)
                 current, origin = found, mark
                 written = {(entry.template, entry.rank) for entry in found.marks}

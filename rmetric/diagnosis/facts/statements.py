@@ -16,7 +16,7 @@ member (of, rank) of a communicator.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from rmetric.diagnosis.library.load import any_digits
@@ -151,12 +151,13 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
     ("writer pid", "killing subprocess ", r"\bKilling subprocess (?P<pid>\d{1,9})\s*$"),
     # the report of torchrun: lines of a host, its rank and its process
     ("report node", "host ", rf"^\s*host +: (?P<node>{_HOST})\s*$"),
-    ("report rank", "rank ", rf"^\s*rank +: {_RANK} \(local_rank"),
-    ("report pid", "exitcode ", r"^\s*exitcode +: \S+ \(pid: (?P<pid>\d{1,9})\)"),
+    ("report rank, rank node", "rank ", rf"^\s*rank +: {_RANK} \(local_rank"),
+    ("report pid, process member", "exitcode ", r"^\s*exitcode +: \S+ \(pid: (?P<pid>\d{1,9})\)"),
 ))
 # fmt: on
 _GATES = WordIndex((gate.encode(), at) for at, row in enumerate(STATEMENTS) for gate in row.gates)
 _PART = re.compile(r"([^,\s\[\]]*)(?:\[([\d,-]+)\])?([^,\s\[\]]*)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _INFO_NODE = re.compile(r"[\"']([\w.-]+)[\"']: ?\[([\d, ]*)\]")
 
 
@@ -172,7 +173,7 @@ def may_state(
 def identities(match: re.Match[str]) -> dict[str, Any]:
     """What a statement names; None for what this line of it does not."""
     groups = match.groupdict().items()
-    found = {name: None if text is None else _identity(name, text) for name, text in groups}
+    found = {name: text and _READERS.get(name, _number)(text) for name, text in groups}
     if found.get("pci"):
         found["bus"] = found["pci"]
     if gpus := found.get("info"):
@@ -182,20 +183,21 @@ def identities(match: re.Match[str]) -> dict[str, Any]:
     return found
 
 
-def _identity(name: str, text: str) -> Any:
-    if name in ("node", "server"):
-        return text
-    if name == "hosts":
-        return tuple(expanded(text)) or None
-    if name == "tasks":
-        return [int(task) for task in expanded(f"[{text}]")]
-    if name == "info":
-        return {node: len(gpus.split(",")) for node, gpus in _INFO_NODE.findall(text)}
-    if name == "pci":
-        return text.lower()
-    if name == "bus":  # the last three hexadecimal digits are the device's and the function's
-        return f"{text[:-3][-2:]:0>2}:{text[-3:-1]}"
+def _number(text: str) -> int | None:
     return int(text) if len(text) < 19 else None
+
+
+#: Group -> what its text states; of other groups a number.
+_READERS: dict[str, Callable[[str], Any]] = {
+    "node": str,
+    "server": str,
+    "hosts": lambda text: tuple(expanded(text)) or None,
+    "tasks": lambda text: [int(task) for task in numbers(text)],
+    "info": lambda text: {name: len(gpus.split(",")) for name, gpus in _INFO_NODE.findall(text)},
+    "pci": str.lower,
+    # The last three hexadecimal digits are the device's and the function's.
+    "bus": lambda text: f"{text[:-3][-2:]:0>2}:{text[-3:-1]}",
+}
 
 
 def expanded(hosts: str) -> list[str]:
@@ -208,20 +210,22 @@ def expanded(hosts: str) -> list[str]:
         return []
     names: list[str] = []
     for before, ranges, after in _PART.findall(hosts):
-        numbers = _numbers(ranges) if ranges else [""]
         if before or ranges:
-            names += [before + number + after for number in numbers]
+            names += [before + number + after for number in (numbers(ranges) if ranges else [""])]
         if len(names) > MAX_HOSTS:
             return []
     return names
 
 
-def _numbers(ranges: str) -> Sequence[str]:
-    numbers: list[str] = []
-    for part in filter(None, ranges.split(",")):
-        first, _, last = part.partition("-")
-        last = last or first
-        if not (first and last.isdecimal()) or int(last) - int(first) > MAX_HOSTS:
+def numbers(ranges: str) -> list[str]:
+    """Expand a list of numbers as launchers write it; none of one that is too long.
+
+    >>> numbers("3,08-10")
+    ['3', '08', '09', '10']
+    """
+    found: list[str] = []
+    for first, last in _RANGE.findall(ranges):
+        if int(last or first) - int(first) > MAX_HOSTS:
             return []
-        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
-    return numbers
+        found += [str(n).zfill(len(first)) for n in range(int(first), int(last or first) + 1)]
+    return found
