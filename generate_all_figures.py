@@ -33,7 +33,7 @@ with ends_at_once():
     from rmetric.logs import write_atomically
     from rmetric.reporting.style import save, style
     from studies.paper.figures import build_figures, diagrams, dot_version, kept
-    from studies.paper.script import folder_for, parser, provenance, report_inputs, say
+    from studies.paper.script import folder_for, parser, provenance, report_inputs, warn
     from studies.paper.tables import FEW_RUNS
 
 #: For simulating the studies of figure 6, the only part that takes seconds.
@@ -87,10 +87,10 @@ def gallery(captions: dict[str, str]) -> str:
 def report(study: Study, dot: str | None) -> int:
     """Print on stderr what a reader must know."""
     if dot is None:
-        say("no Graphviz: figures 1 and 2 are placed more simply (apt-get install graphviz)")
+        warn("no Graphviz: figures 1 and 2 are placed more simply (apt-get install graphviz)")
     if len(study.reference) < FEW_RUNS:
         failed = sum(run.truth is not None and run.truth.failed for run in study.reference)
-        say(f"only {len(study.reference)} runs, of which {failed} failed: the curves are coarse")
+        warn(f"only {len(study.reference)} runs, of which {failed} failed: the curves are coarse")
     report_inputs(study)
     return 1 if study.skipped else 0
 

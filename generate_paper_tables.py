@@ -37,7 +37,7 @@ with ends_at_once():
     from studies.common.real_runs import read_summaries
     from studies.common.renderers import RENDERERS, to_text
     from studies.common.table import Table
-    from studies.paper.script import folder_for, parser, provenance, report_inputs, say
+    from studies.paper.script import folder_for, parser, provenance, report_inputs, warn
     from studies.paper.slim_tables import SLIM, slim_tex
     from studies.paper.tables import FEW_RUNS, build_tables
 
@@ -87,12 +87,12 @@ def write(folder: Path, tables: Sequence[Table]) -> None:
 def report(study: Study, disagreements: Sequence[str]) -> int:
     """Print on stderr what a reader must know of the logs."""
     for mode in study.missing:
-        say(f"no logs in {study.folder / f'logs_{mode}'}: its rows are left out")
+        warn(f"no logs in {study.folder / f'logs_{mode}'}: its rows are left out")
     if len(study.reference) < FEW_RUNS:
-        say(f"only {len(study.reference)} runs: the intervals are wide")
+        warn(f"only {len(study.reference)} runs: the intervals are wide")
     report_inputs(study)
     for disagreement in disagreements:
-        say(f"the log contradicts its records, from which R was recomputed: {disagreement}")
+        warn(f"the log contradicts its records, from which R was recomputed: {disagreement}")
     return 1 if study.skipped or disagreements else 0
 
 

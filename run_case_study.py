@@ -99,7 +99,7 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
     # Here, not in results/, which keeps what was published.
     out = arguments.out or Path(f"case_study_{device.kind}")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise CaseStudyError(f"--out {out}: it is no empty folder; another --out makes a new one")
+        raise CaseStudyError(f"--out {out}: it is not an empty folder; choose another --out")
     if settings.model == TINY:
         torch.set_num_threads(1)  # more gain nothing here, and sum in another order
 

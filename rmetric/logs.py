@@ -68,7 +68,7 @@ def start_line(run_config: dict[str, Any], run_id: str, config: RMetricConfig, m
 
 
 def log_path(folder: Path, run_id: str) -> Path:
-    """The path of a run's log. Raises ValueError for an id that is no plain file name."""
+    """The path of a run's log. Raises ValueError for an id that cannot be a file name."""
     if not run_id or run_id.startswith(".") or set(run_id) & set("/\\:\0"):
         raise ValueError(
             f"experiment id {run_id!r} cannot name a file: it must not be empty, "
@@ -158,7 +158,7 @@ class LogReader:
     def take(self, number_of_line: int, line: bytes) -> Record | None:
         """The record in the line, if it holds one. Raises LogError.
 
-        A line without its end that is no JSON was cut off while it was written: it
+        A last line without its end that is not JSON was cut off while written: it
         is left out, with a note on the run.
         """
         if not line.strip():

@@ -38,7 +38,7 @@ class Sources(NamedTuple):
 
     ``events``; ``workers`` (the workers' norms) or ``trailing`` (one norm, over
     time); ``validation_loss`` or ``training_loss``; ``logged`` for a signal that
-    somebody else's log states; ``logged_normalised`` where it states n of the signal only.
+    another program's log states; ``logged_normalised`` where it states n of the signal only.
     """
 
     failure_rate: str | None = None

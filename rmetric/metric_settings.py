@@ -1,4 +1,4 @@
-"""What a log states of the metric: its settings, its threshold, and R to compare with ours."""
+"""The metric as a log states it: its settings, its threshold, and R to compare with ours."""
 
 from __future__ import annotations
 

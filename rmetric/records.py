@@ -21,7 +21,7 @@ from rmetric._util.lazy import needed
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: Records in a row without a loss that are no sign of a loss that is logged no more.
+#: This many consecutive records without a loss do not yet mean that logging stopped.
 _FEW_SILENT = 4
 
 
@@ -111,12 +111,12 @@ class Record:
         loss_parts: losses by their names, where the log states several and no whole; those of an
             evaluation begin with ``validation ``.
         failure_rate, gradient_variance, loss_drift: the three signals as
-            somebody else's log states them (events per hour, squared norm
+            another program's log states them (events per hour, squared norm
             units, nats), for logs that lack what they are computed from.
-        stated_score: R as the log states it. It is no measurement, so records
+        stated_score: R as the log states it. It is not measured, so records
             that differ in it alone are equal.
         actions: changes that the monitor's own actions made from this step on, in words;
-            unlike `planned_events` they begin no past anew.
+            unlike `planned_events` they do not reset any baseline.
         failure_rate_normalised, gradient_variance_normalised, loss_drift_normalised:
             n of the three signals as the log states it, from 0 to 1.
         policy: what reinforcement learning logs beside the loss, where it does: ``reward``,
@@ -126,7 +126,7 @@ class Record:
             reward, and ``preference_accuracy``, the share of pairs of answers that are told apart.
         memory: bytes in use, ``host`` and ``device``, and where they end: ``host_limit``,
             ``device_limit``; or ``host_percent`` and ``device_percent`` of what there is.
-        throughput: ``tokens`` and ``samples`` a second, as somebody else's log states them.
+        throughput: ``tokens`` and ``samples`` a second, as another program's log states them.
     """
 
     step: int

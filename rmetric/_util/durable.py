@@ -1,4 +1,4 @@
-"""Files: complete before they have their name, durable, unpacked; and what is no file."""
+"""Files: complete before they get their name, durable, unpacked; refuses special files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rmetric._util.errors import LogError
 
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 _KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
-#: File systems of the kernel. Their files have no size, and some of them no end.
+#: File systems of the kernel. Their files have no size, and some never end.
 _OF_KERNEL = ("/proc", "/sys", "/dev", "/sys/kernel/debug", "/sys/kernel/tracing")
 #: Bytes that are unpacked at a time: of a file full of zeros they become many more.
 _PACKED = 1 << 10
@@ -88,7 +88,7 @@ def _named_when_whole(path: Path, ending: str) -> Iterator[BinaryIO]:
 def no_follow(path: str, flags: int) -> int:
     """Opener for `open(..., opener=no_follow)`. Raises OSError if the file is a symbolic link.
 
-    Also refused is what is no file, such as a named pipe, on which opening would wait.
+    Anything but a regular file is also refused: opening a named pipe would wait.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -116,7 +116,7 @@ def refuse_special(path: Path | str) -> None:
 
 
 def special_kind(path: Path | str) -> str:
-    """What the path, or what it links to, is besides a file or folder of a disk; else empty."""
+    """Kind of a path that is not a file or folder on a disk, links followed; else empty."""
     try:
         found = Path(path).stat()
     except (OSError, ValueError):

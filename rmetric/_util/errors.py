@@ -67,7 +67,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
 
 
 def as_number(value: object) -> float:
-    """The value, or nan for what is no number, which no bound admits.
+    """The value as float; nan if it is not a number, so that every bound check fails.
 
     >>> as_number(3), as_number("3"), as_number(True)
     (3.0, nan, nan)
@@ -104,9 +104,9 @@ def ends_at_once() -> Iterator[None]:
 
 
 class OutputError(Exception):
-    """The standard output takes no more; `closed`: nobody reads it any more, as after `| head -1`.
+    """Standard output cannot be written; `closed`: its reader has gone, as after `| head -1`.
 
-    It is no OSError: a command catches those of the files that it reads and writes.
+    Not an OSError, because commands catch OSError of the files that they read and write.
     """
 
     def __init__(self, error: OSError) -> None:
@@ -124,9 +124,9 @@ class _Output(io.FileIO):
 
 @contextmanager
 def guard_stdout() -> Iterator[None]:
-    """Within it, `sys.stdout` raises `OutputError` where it takes no more; a terminal does not.
+    """Make `sys.stdout` raise `OutputError` where it cannot be written, except on a terminal.
 
-    Where a command was started without a standard output, what it prints goes nowhere.
+    If the command was started without standard output, what it prints is discarded.
     """
     before = sys.stdout
     sys.stdout = _watched(before)

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def printable(text: str) -> str:
-    r"""`text` on one line, with what is no visible character written as Python escapes it.
+    r"""`text` on one line, with invisible characters written as Python escapes them.
 
     A run's id comes from a log: raw, its escape sequences would be obeyed by the terminal.
 

@@ -62,7 +62,7 @@ def serve(collector: Any, port: int, address: str = "127.0.0.1") -> Any:
 
 
 def stop(server: Any) -> None:
-    """End a server of `serve`; None is none."""
+    """End a server of `serve`, if there is one."""
     if server is not None:
         server.shutdown()
         server.server_close()

@@ -66,7 +66,7 @@ def parse_line(line: bytes) -> Any:
 
 
 def why_not_read(error: Exception) -> str:
-    """What is wrong with a text of which `json` raises this.
+    """Why a text is not valid, from the exception that `json` raised.
 
     >>> why_not_read(RecursionError())
     'nested too deeply'
@@ -151,7 +151,7 @@ def shown(value: Any) -> str:
 
 
 def refused(content: Any, error: Exception) -> str:
-    """What msgspec found fault with, and the value at the place that it names."""
+    """The error of msgspec, with the value at the place that it names."""
     for key, at in re.findall(r"\.(\w+)|\[(\d+)\]", str(error).partition("`$")[2]):
         content = content[key] if key else content[int(at)]  # keys of a mapping have no place
     return f"{error}: found {shown(content)}"

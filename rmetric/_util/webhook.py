@@ -106,11 +106,11 @@ def checked_url(url: str, name: str) -> str:
         if (key := FORMS[form].key) and not _key_of(parts, form):
             raise ValueError(f"must end with ?{key}=..., which {form} takes")
         if not url.isprintable() or " " in url or not f"{parts.path}{parts.query}".isascii():
-            raise ValueError("holds a blank, a line end or another letter that no URL may have")
+            raise ValueError("holds a blank, a line end or another character not allowed in a URL")
         if not _holds(lambda: parts.port != 0):
-            raise ValueError("has a port that is none of 1 to 65535")
+            raise ValueError("has a port outside 1 to 65535")
         if not _holds(lambda: bool(str(parts.hostname).encode("idna"))):
-            raise ValueError("has a host that is no name")
+            raise ValueError("has an invalid host name")
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
     return url

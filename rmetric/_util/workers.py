@@ -27,7 +27,7 @@ def delayed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _run(parent: int, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     global _watched
-    # Not in the same process, and not in a worker that somebody else started, as Dask's are.
+    # Not in the same process, and not in a worker that another program started, such as Dask's.
     if not _watched and parent != os.getpid() and parent == os.getppid():
         _watched = True
         # A parent-death signal would come at the end of the thread that started the worker.

@@ -141,13 +141,13 @@ class Auditor:
         self._each(lambda audit: audit.on_evaluation(self.training))
 
     def on_save(self) -> dict[str, Any]:
-        """What a checkpoint keeps, by the audit's name; plain values."""
+        """Plain values that a checkpoint keeps, by the audit's name."""
         kept: dict[str, Any] = {}
         self._each(lambda audit: kept.update({audit.name: dict(audit.on_save(self.training))}))
         return {name: state for name, state in kept.items() if state}
 
     def loaded(self, saved: Mapping[str, Any], logged: Sequence[Mapping[str, Any]] = ()) -> None:
-        """A checkpoint, with what `on_save` gave, was loaded; it is compared at the next check.
+        """A checkpoint was loaded: the next check compares the state with what `on_save` saved.
 
         `logged` has the entries of the log on the batches after each save.
         """

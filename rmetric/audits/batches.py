@@ -206,7 +206,7 @@ def _stacked(scalars: list[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def _print(tensors: list[Tensor]) -> Tensor:
-    """Of what a batch holds, int64, on the device."""
+    """Checksum of a batch's tensors, int64, on the device."""
     whole = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
     for place, tensor in enumerate(tensors):
         flat = tensor.detach().reshape(-1)

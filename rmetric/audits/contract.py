@@ -43,19 +43,19 @@ class Audit:
         return ()
 
     def on_evaluation(self, training: Training) -> Iterable[Finding]:
-        """The validation loss of the step before is there."""
+        """The validation loss of the previous step was recorded."""
         return ()
 
     def on_save(self, training: Training) -> Mapping[str, Any]:
-        """What a checkpoint keeps for `on_resume`: plain values."""
+        """Plain values that a checkpoint keeps for `on_resume`."""
         return {}
 
     def on_resume(self, training: Training, saved: Mapping[str, Any]) -> Iterable[Finding]:
-        """Before the first optimiser step after a checkpoint was loaded; what `on_save` gave."""
+        """Check, before the first step after a load, what `on_save` saved."""
         return ()
 
     def restart(self) -> None:
-        """The training goes on from another state: what it did last is no measure."""
+        """State was restored: discard what was learned about earlier steps."""
 
     def find(
         self, kind: str, step: int, severity: Severity = "error", *,

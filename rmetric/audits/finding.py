@@ -1,4 +1,4 @@
-"""What an audit reports, and the words of each kind."""
+"""The finding of an audit, and the words of each kind."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ordered(row: Tensor) -> Tensor:
-    """Of a short row, by its order too: each element has a factor of its own; int64, shape ().
+    """Order-sensitive checksum of a short row: one factor for each element; int64, shape ().
 
     >>> rows = torch.tensor([[1, 2], [2, 1]])
     >>> bool(ordered(rows[0]) == ordered(rows[1]))
@@ -66,7 +66,7 @@ def ordered(row: Tensor) -> Tensor:
 
 
 def fingerprints(tensors: Sequence[Tensor | None]) -> Tensor:
-    """Of each tensor, shape (tensors,), int64, on the device of the first; 0 for None."""
+    """Checksum of each tensor, shape (tensors,), int64, on the first one's device; 0 for None."""
     return _of_each(tensors, fingerprint, torch.tensor(0))
 
 
@@ -76,7 +76,7 @@ def halves(whole: Tensor) -> Tensor:
 
 
 def joined(rows: Any) -> np.ndarray:
-    """What `halves` split, from numbers on the host; int64, shape (n,).
+    """Inverse of `halves`, from numbers on the host; int64, shape (n,).
 
     >>> joined(halves(torch.tensor([-5, 2**40])).double().tolist()).tolist()
     [-5, 1099511627776]

@@ -12,8 +12,8 @@ from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding, Severity
 from rmetric.audits.training import Seen, Training, rate_of
 
-#: Steps after which a group without a rate above 0 is a finding; and a tensor without a gradient
-#: is the model's no more.
+#: Steps after which a group without a rate above 0 is a finding; and after which a tensor
+#: without a gradient no longer counts as the model's.
 STEPS, STALE = 20, 3
 
 
@@ -86,7 +86,7 @@ def _untied(root: nn.Module) -> Iterable[tuple[Tensor, Tensor]]:
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:
-    """True for equal values that are no constant."""
+    """True for equal values, unless all are one constant."""
     kinds = [(p.device, p.dtype, hasattr(p, "device_mesh")) for p in (first, second)]
     if kinds[0] != kinds[1] or first.device.type == "meta" or kinds[0][2]:
         return False

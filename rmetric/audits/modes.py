@@ -15,7 +15,7 @@ from rmetric.audits.finding import Finding, Severity
 from rmetric.audits.fingerprint import plain
 from rmetric.audits.training import OwnHook, Seen, Training
 
-#: Steps in a row until a mode is no exception; and from the first step on, where it may be meant.
+#: Steps in a row until a mode is reported; more from the first step on, where it may be meant.
 IN_A_ROW, FROM_THE_START = 3, 20
 #: Equal losses in a row.
 EQUAL = 10
@@ -177,6 +177,6 @@ def _vocabulary(root: nn.Module) -> int | None:
 
 
 def _is_half(loss: float) -> bool:
-    """True if a half-precision type holds the number: equal ones are no wonder there."""
+    """True if a half-precision type holds the number, where equal losses are to be expected."""
     kinds = (torch.bfloat16, torch.float16)
     return any(torch.tensor(loss).to(kind).item() == loss for kind in kinds)

@@ -126,7 +126,7 @@ def _halves(wholes: Sequence[int]) -> list[float]:
 
 
 def _shard(training: Training) -> int:
-    """Which part of the sharded parameters this rank holds; equal on replicas, 0 without shards."""
+    """Number of the shard that this rank holds; equal on replicas, 0 without shards."""
     key = 0
     for parameter in training.parameters:
         if (mesh := getattr(parameter, "device_mesh", None)) is None:

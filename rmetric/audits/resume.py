@@ -25,10 +25,9 @@ OUTLOOK = {
     "rate": "each step is smaller or larger than it would have been, from the first one on",
     "scheduler": "warm-up and decay begin anew: the loss rises while the rate does",
     "scaler": "some steps overflow and are left out",
-    "data": "data that were seen are trained on again: their loss is too low, and later data may "
-    "be missed",
+    "data": "it trains on data already seen: their loss is too low, and later data may be missed",
     "data skipped": "the batches between are left out, and the loss does not show it",
-    "first data": "right if an epoch begins there; else data that were seen are trained on again",
+    "first data": "right if an epoch begins there; otherwise it trains on data already seen",
     "other data": "further on than the log goes, or in another order; the loss does not show it",
     "EMA": "evaluations with the averages are worse until they have caught up",
     "buffers": "running statistics and the like are other ones: evaluations are worse for a while",
@@ -159,10 +158,10 @@ def _data(
 
 
 def state_of(training: Training) -> dict[str, Any]:
-    """What a resume should bring back, as plain values; reads from the device."""
+    """State that a resume should restore, as plain values; reads from the device."""
     tensors, step = [], None
     held = {id(p): s for optimizer in training.optimizers for p, s in optimizer.state.items()}
-    # In the order of the model, so that moments of other parameters are other ones.
+    # In the model's order, so that moments of swapped parameters differ.
     for state in [*(held.pop(id(p), {}) for p in training.parameters), *held.values()]:
         step = state.get("step", step)
         tensors += [
@@ -236,7 +235,7 @@ def _text(value: float | None) -> str:
 
 
 def _sum(tensors: list[Tensor]) -> int:
-    """Of all tensors, in their order."""
+    """Order-sensitive checksum of all tensors."""
     weighted = fingerprints(tensors).cpu()
     order = torch.arange(1, 2 * len(tensors) + 1, 2)
     return int((weighted * order).sum()) if tensors else 0
@@ -249,7 +248,7 @@ def _norm(tensors: list[Tensor]) -> float:
 
 
 def _buffers(model: nn.Module) -> int:
-    """Of those that a checkpoint holds."""
+    """Checksum of the buffers that a checkpoint holds."""
     persistent = (
         buffer
         for module in model.modules()

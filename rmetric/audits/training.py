@@ -1,4 +1,4 @@
-"""What an audit sees of a training, on one rank."""
+"""The view that an audit has of a training, on one rank."""
 
 from __future__ import annotations
 

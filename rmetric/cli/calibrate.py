@@ -143,7 +143,7 @@ def _print_summary(provenance: Mapping[str, Any], raised: str, found: Recall) ->
     budget = provenance["budget"]
     needed = ceil(1 / budget - 1e-9) if budget else 0
     if not budget:
-        print(f"0 of {counted(runs, 'run')} alarm; that is no promise for others")
+        print(f"0 of {counted(runs, 'run')} alarm; other runs still may")
     elif runs < needed:
         print(
             f"{counted(runs, 'run')} cannot show a share of {100 * budget:g} %: at least {needed} "

@@ -146,7 +146,7 @@ def _dated(found: Any) -> Any:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise ValueError for an option without effect, or that would write over what is no output."""
+    """Raise ValueError for an option without effect, or one that would overwrite another file."""
     for name in ("metrics", "telemetry"):
         if getattr(options, name) is not None and options.page is None:
             raise ValueError(f"--{name} is for --page FILE.html, which is not given")

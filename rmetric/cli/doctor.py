@@ -112,7 +112,7 @@ def _torch(problems: list[str]) -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """What the driver says of each GPU; where there is none, why."""
+    """The driver's data on each GPU; without a GPU, the reason."""
     with NvmlEvents() as hardware:
         if not hardware.ready(DRIVER_SECONDS):
             return [{"problem": hardware.problem}]

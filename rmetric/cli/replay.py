@@ -145,7 +145,7 @@ def _refused(out: Path) -> int:
     """Make the folder of the results; returns an exit code where it cannot be used, else 0."""
     kept = out.resolve()
     if (kept / INDEX).exists() and not {"source", "problem"} <= {*next(_index(kept), ())}:
-        return fail(f"--out {out}: its {INDEX} is of no replay, and would be lost")
+        return fail(f"--out {out}: its {INDEX} was not written by a replay and would be lost")
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
@@ -214,7 +214,7 @@ def report(result: Replayed, out: Path) -> int:
         names = ", ".join(printable(path.name) for path in result.passed_over[:5])
         more = ", ..." if len(result.passed_over) > 5 else ""
         files = counted(len(result.passed_over), "file")
-        verb = "is no log" if len(result.passed_over) == 1 else "are no logs"
+        verb = "is not a log" if len(result.passed_over) == 1 else "are not logs"
         print(f"passed over {files} that {verb}: {names}{more}")
     if 0 < result.num_plots < len(runs):
         print(

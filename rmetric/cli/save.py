@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     folder = RunFolder(options.folder)
     if not (folder.journal.exists() or folder.heartbeats.exists()):
         needed = "heartbeats/ of a training's guard or journal.jsonl of rmetric supervise"
-        return fail(f"{options.folder} is no run folder: one with {needed} is accepted")
+        return fail(f"{options.folder} is not a run folder: one with {needed} is accepted")
     try:
         if why := folder.why_ignored():
             return fail(f"the training ignores requests there: {why}")

@@ -300,7 +300,7 @@ def _fixed_sizes(command: Sequence[str], layout: Mapping[str, int]) -> dict[str,
 def _sources(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> list[Any]:
     here = "" if "" in pool else os.uname().nodename
     if options.nvml_seconds and here not in pool:
-        raise ValueError(f"--nvml-seconds: this machine, {here}, is none of the nodes")
+        raise ValueError(f"--nvml-seconds: this machine, {here}, is not one of the nodes")
     own = here in pool and _has_gpus()
     seconds = NVML_SECONDS * own if options.nvml_seconds is None else options.nvml_seconds
     if not seconds:

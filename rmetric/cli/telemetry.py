@@ -187,7 +187,7 @@ class _Telemetry:
             self.unwritten = words
 
     def _ask(self, folder: RunFolder, verdict: GpuVerdict) -> None:
-        """Ask for a checkpoint when a GPU got worse; a further sign of the same is no new one."""
+        """Ask for a checkpoint when a GPU got worse; once for each level."""
         before = self.levels.get(verdict.key, "healthy")
         self.levels[verdict.key] = verdict.level
         if LEVELS.index(verdict.level) <= LEVELS.index(before):
@@ -227,7 +227,7 @@ def verdict_text(verdict: GpuVerdict) -> str:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise ValueError for an option that would have no effect, or cannot have any."""
+    """Raise ValueError for an option that has no effect here or cannot work."""
     if options.address is not None and options.http is None:
         raise ValueError(f"--address {options.address} is for --http PORT, which is not given")
     if options.once and options.play is not None:

@@ -1,6 +1,6 @@
-"""What no detector sees: losses that stay away, no updates, and a last record that explodes.
+"""End of a log, which no detector sees: missing losses, no updates, a last record that explodes.
 
-Some loggers write nan as null or as a blank, and of a last record nobody knows what follows.
+Some loggers write nan as null or as a blank, and no later record can confirm the last one.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class MemorySlope:
     """Alarms where the memory in use rises steadily over at least half of what was trained.
 
     The lowest value of each stretch is followed (`Stretches`), so evaluations and what waits for a
-    garbage collection do not count. A saturating level, steps of a caching allocator and a peak
-    so far are no leak: the last half must rise in each of its eighths, no slower than before, and
+    garbage collection do not count. A saturating level, steps of a caching allocator and a new
+    peak are not leaks: the last half must rise in each of its eighths, no slower than before, and
     above all before it.
 
     Attributes:

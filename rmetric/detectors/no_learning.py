@@ -23,7 +23,7 @@ PARTS, FLAT_SHARE = 8, 0.02
 CLASSES = (*range(2, 11), 100, 1000)
 LEVEL_SHARE, NOISE_SHARE = 0.0005, 0.002
 #: Loss per token of a language model that knows no context: below ln of the smallest vocabulary
-#: of bytes one may have converged, above ln of the largest vocabulary it is no such loss.
+#: of bytes one may have converged, above ln of the largest vocabulary it is another kind of loss.
 UNTRAINED = (float(np.log(256)), float(np.log(300_000)))
 #: Records from which each of the two levels is computed.
 FEWEST_AT_CHANCE, FEWEST_UNTRAINED = 20, 100
@@ -72,7 +72,7 @@ class NoLearning:
             self._losses, self._every = self._losses[::2], 2 * self._every
 
     def judge(self) -> NotLearnt | None:
-        """What shows that nothing was learnt; None if nothing does."""
+        """Evidence that nothing was learnt; None without any."""
         if not self._losses:
             return None
         steps, losses, rates = np.array(self._losses).T
@@ -103,7 +103,7 @@ class NoLearning:
         )
 
     def _by_chance(self) -> NotLearnt | None:
-        """Of preferences, as DPO learns them, in the last half of what was logged."""
+        """Evidence that preferences (DPO) are guessed, from the last half of the log."""
         half = np.array(self._accuracies)[len(self._accuracies) // 2 :]
         error = float(half.std()) / len(half) ** 0.5 if len(half) >= FEWEST_AT_CHANCE else 1.0
         if error > LARGEST_ERROR or abs(half.mean() - 0.5) > CHANCE_ERRORS * error:

@@ -105,7 +105,7 @@ class RobustBaseline:
         self._window = SortedWindow(window)
 
     def before(self, x: float) -> tuple[float, float] | None:
-        """As `RollingBaseline.before`."""
+        """Same as `RollingBaseline.before`."""
         found = None
         if len(self._window) >= self.least:
             usual = self._window.median

@@ -149,7 +149,7 @@ def compare(
 
 
 def note(found: Mapping[str, Comparison]) -> str:
-    """What the intervals leave out; empty where they are over seeds."""
+    """A note on what the intervals leave out; empty if they are over seeds."""
     if all(result.over_seeds or result.difference is None for result in found.values()):
         return ""
     return "With one run a side the interval is of the noise within the runs: seeds differ by more."
@@ -261,7 +261,7 @@ def _parted(reference: Course, candidate: Course, least: float) -> int | None:
 
 
 def _measures(run: Run) -> dict[str, float]:
-    """What is logged of speed and memory; a measure that is 0 is none."""
+    """Logged measures of speed and memory; a measure of 0 is left out."""
     found = {"steps": _speed(run)}
     for name in ("tokens", "samples"):
         logged = [r.throughput[name] for r in run.records if r.throughput and name in r.throughput]

@@ -188,7 +188,7 @@ class Course:
         self, values: Floats, above: Bools, base: Floats, fall: Floats, floor: Floats,
         start: int, stop: int,
     ) -> Rise | None:  # fmt: skip
-        """The rise of records that are half above; None if none is wholly, or it has no past."""
+        """The rise of records half above; None if none is fully above, or without a past."""
         inside, places = np.flatnonzero(above[start:stop]), self.loss.places
         if not len(inside):
             return None
@@ -217,7 +217,7 @@ class Course:
 
     @property
     def early_divergence(self) -> Rise | None:
-        """A run that burst at once and stays far above its first losses, however noisy.
+        """A run that diverged at once and stays far above its first losses, however noisy.
 
         No noise can be estimated where there is no calm part. Each loss of the second half is then
         above four of the first five.
@@ -240,7 +240,7 @@ class Course:
         return float(places[-1 if rise.end is None else rise.end] - places[rise.first])
 
     def share(self, rises: Sequence[Rise]) -> float:
-        """Of the log in `rises`."""
+        """Share of the log that lies in `rises`."""
         return ratio(sum(map(self.lasted, rises)), self.loss.length)
 
     def is_abrupt(self, rise: Rise) -> bool:
@@ -277,7 +277,7 @@ def _onset(values: Floats, first: int, line: float) -> int:
 
 
 def level_of(values: Floats) -> float | None:
-    """The median of the finite values; None without any, or where it is none."""
+    """The median of the finite values; None if it is not finite or there are none."""
     finite = values[np.isfinite(values)]
     level = float(np.median(finite)) if len(finite) else np.inf
     return level if np.isfinite(level) else None

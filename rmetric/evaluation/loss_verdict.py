@@ -92,7 +92,7 @@ def not_finite_at_end(loss: Loss, main: Loss, alarms: Sequence[int]) -> RunVerdi
 
 
 def _bad_end(loss: Loss, main: Loss) -> tuple[int, str]:
-    """The first of the last values that are no losses, and what they are; empty for none."""
+    """First of the trailing values that are not losses, and what they are; empty without any."""
     bad = ~np.isfinite(loss.values)
     if not bad[-1]:
         first = _zeros_at_end(loss.values)
@@ -136,7 +136,7 @@ def _blow_up(
 
 
 def _blown_up(values: Floats) -> int | None:
-    """Where a loss left its lowest level for good, before it was not finite; None if not."""
+    """First record of the final rise before the loss became non-finite; None without one."""
     if len(values) < 2 or not np.isfinite(values).all() or values.min() <= 0:
         return None
     low = np.flatnonzero(values <= FAR_RATIO * np.minimum.accumulate(values))
@@ -187,8 +187,8 @@ def judge_loss(loss: Loss, alarms: Sequence[int], *, is_loss: bool = False) -> R
     if below > LATE_SHARE and not _falls(loss.finite):
         return RunVerdict.of("policy loss", loss=loss.name, share=round(100 * below))
     course = Course(loss)
-    burst = None if course.rises else course.early_divergence
-    rises = course.rises if burst is None else [burst]
+    divergence = None if course.rises else course.early_divergence
+    rises = course.rises if divergence is None else [divergence]
     if not rises:
         return _unconfirmed(course, alarms) or ends_above(loss, alarms) or _healthy(course)
     last, earlier, now = rises[-1], rises[:-1], level_of(loss.values[-rules.WIDTH :])
@@ -199,7 +199,7 @@ def judge_loss(loss: Loss, alarms: Sequence[int], *, is_loss: bool = False) -> R
             return found
     elif now is None or now <= rules.RATIO * max(0.0, rises[0].base):
         return _unconfirmed(course, alarms) or _recovered(course, alarms)
-    # A dip of a noisy loss, or a while between long rises, is no return.
+    # A dip of a noisy loss, or a pause between long rises, is not a recovery.
     return _lasting(course, replace(rises[0], end=None), [], alarms, is_loss=is_loss)
 
 
@@ -262,7 +262,7 @@ def _recovered(course: Course, alarms: Sequence[int]) -> RunVerdict:
         name = "level, back"
     elif course.share(rises) >= UNSTABLE_SHARE:
         name = "unstable"
-        # Single records that still stand out are no calm.
+        # It is not calm while single records still stand out.
         over = min(max([*ends, *(course.singles + 1).tolist()]), len(loss.values) - 1)
         is_calm = loss.places[-1] - loss.places[over] >= LATE_SHARE * loss.length
         rise, calm = first, ", calm since" if is_calm else ""
@@ -299,7 +299,7 @@ def _unconfirmed(course: Course, alarms: Sequence[int]) -> RunVerdict | None:
     last, before = float(loss.values[at]), loss.before(at)
     if before is None:
         return None
-    # A loss that was positive in all records has no business so far below 0.
+    # A loss that was positive in all records should not fall so far below 0.
     below = -last >= rules.RATIO * before and bool((loss.values[:at] > 0).all())
     if not below and (at not in course.singles or ratio(last, before) < rules.RATIO):
         return None
@@ -314,12 +314,12 @@ def _healthy(course: Course) -> RunVerdict:
     lowest, first = float(np.min(level[np.isfinite(level)])), float(loss.finite[0])
     start = level_of(loss.values[: rules.WIDTH]) or 0.0
     falls = float(level[0]) - lowest > max(2 * course.spread, 0.01 * abs(start))
-    # The level has no trace of one record; a loss may fall within it, to a level far below.
+    # One record does not move the level, but a loss may fall within it, to a level far below.
     least = max(rules.SPREADS * course.spread, rules.SHARE_OF_LEVEL * abs(first))
     falls = falls or first - lowest > least
     more = "" if falls else ", it does not fall"
     more += words.early_rise(loss) + words.single_records(course, -np.inf)
-    # The ends of a healthy loss are no levels: they are in the text, and in no attribute.
+    # The first and last loss of a healthy run are not levels: only the text has them.
     return RunVerdict.of(
         "healthy", loss=loss.name, word=loss.word, more=more, first=first,
         last=float(loss.finite[-1]),

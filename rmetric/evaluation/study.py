@@ -67,7 +67,7 @@ class Study:
         return sum(len(runs) for runs in self.runs.values())
 
     def paired(self, mode: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Where the runs that the reference and `mode` share (same id) are, in each of the two."""
+        """Indices of the runs with the same id, in the reference and in `mode`."""
         there = {run.id: i for i, run in enumerate(self.runs[mode])}
         ours = [i for i, run in enumerate(self.reference) if run.id in there]
         theirs = [there[self.reference[i].id] for i in ours]

@@ -98,11 +98,11 @@ class RunVerdict:
         kind: class of the course; `severity` follows from it.
         text, detail: the verdict as one short line, and the numbers as a second one or empty.
         loss: the judged series, ``training_loss``, ``validation_loss`` or, of reinforcement
-            learning, ``reward``; None for none.
-        onset_step, end_step: first step of the event, and at which it was over; None where there
-            is none or it lasts.
+            learning, ``reward``; None without one.
+        onset_step, end_step: first step of the event, and the step at which it was over; None
+            without an event, or while it lasts.
         before, after: level of the loss before the event, and at its height or, where it never
-            came back, at the end; None where there is none or it is not finite.
+            came back, at the end; None if there is none or it is not finite.
         alarm_step: first alarm of the event; None without one.
         num_events: rises of the loss that were found.
         advice: what to do, in a few words; empty where nothing follows from the verdict.
@@ -218,7 +218,7 @@ def single_records(course: Course, height: float) -> str:
 
 
 def early_rise(loss: Loss) -> str:
-    """A rise of the first records, which have no past and so do not count; empty for none."""
+    """A rise in the first records, which has no baseline and so does not count; else empty."""
     values = np.where(np.isfinite(loss.values), loss.values, -np.inf)
     first, at = float(values[0]), int(np.argmax(values[: 2 * WIDTH]))
     back = np.flatnonzero(values[at:] <= first)

@@ -143,7 +143,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder; it is renamed first, so that an interrupted removal is no checkpoint."""
+    """Remove a folder; it is renamed first, so that an interrupted removal leaves no checkpoint."""
     if path.exists():
         going = path.with_name(f"{path.name}.going{PART}")
         shutil.rmtree(going, ignore_errors=True)

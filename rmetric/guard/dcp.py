@@ -118,7 +118,7 @@ def read_index(path: Path, files: Collection[str]) -> records.Metadata:
         for name, tensor in found.tensors.items():
             dtype = getattr(torch, tensor.dtype, None)
             if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"{tensor.dtype[:50]!r} is no dtype of torch")
+                raise ValueError(f"{tensor.dtype[:50]!r} is not a dtype of torch")
             chunks = [
                 records.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
                 for offsets, sizes in tensor.chunks
@@ -132,7 +132,7 @@ def read_index(path: Path, files: Collection[str]) -> records.Metadata:
             at = records.MetadataIndex(piece.name, piece.offset, piece.index)
             places[at] = _StorageInfo(piece.file, piece.start, piece.length)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no index of a checkpoint: {error}") from None
+        raise ValueError(f"{path} is not an index of a checkpoint: {error}") from None
     paths = {name: tuple(path) for name, path in found.paths.items()}
     return records.Metadata(
         content, planner_data=paths, storage_data=places, storage_meta=records.StorageMeta()
@@ -145,7 +145,7 @@ def read_index(path: Path, files: Collection[str]) -> records.Metadata:
 class IndexReader(FileSystemReader):
     """Reads the index of `folder` with `read_index`; `files` are the names of its files.
 
-    `problem`: with the index, "" for none: torch 2.11 reports only that there is none.
+    `problem`: with the index, "" if none; torch 2.11 reports only that the index is missing.
     """
 
     def __init__(self, folder: Path, files: Collection[str]) -> None:
@@ -164,7 +164,7 @@ class IndexReader(FileSystemReader):
 
 
 class PlainLoadPlanner(DefaultLoadPlanner):
-    """Loads values that are no tensors by `plain_value`."""
+    """Loads values other than tensors by `plain_value`."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
@@ -176,7 +176,7 @@ class PlainLoadPlanner(DefaultLoadPlanner):
 
 
 def plain_value(file: io.BytesIO, name: str) -> Any:
-    """Load a value that is no tensor, as DCP saved it; `name` is for the error.
+    """Load a value other than a tensor, as DCP saved it; `name` is for the error.
 
     Raises ValueError if it needs code to be loaded, and the folder is not declared trusted.
     """

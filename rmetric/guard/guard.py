@@ -29,7 +29,7 @@ logger = logging.getLogger("rmetric")
 
 #: Least time between two heartbeats in the run folder while training.
 HEARTBEAT_SECONDS = 1.0
-#: Onset of no alarm in the vote, below that of every alarm.
+#: Onset in the vote of a rank without an alarm: below every onset.
 _NO_ALARM = -(2**62)
 
 
@@ -212,7 +212,7 @@ class Guard(AbstractContextManager["Guard"]):
             lasts: the alarm ends by `clear_alarm` only.
 
         Raises:
-            ValueError: unknown source, or `since` is no step.
+            ValueError: unknown source, or `since` is not a step.
         """
         check_source(source)
         is_step = since is None or (type(since) is int and since >= 0)

@@ -125,5 +125,5 @@ class Layout:
         """Inverse of `as_json`. Raises ValueError for other input."""
         names = [field.name for field in fields(cls)]
         if not isinstance(entry, dict) or not set(entry) <= set(names):
-            raise ValueError(f"{entry!r} is no layout: a mapping with {', '.join(names)} is needed")
+            raise ValueError(f"{entry!r} is not a layout, a mapping with {', '.join(names)}")
         return cls(**entry)

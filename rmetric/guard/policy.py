@@ -373,7 +373,7 @@ def surplus(
 def suspects_of(newest_first: Sequence[AnyKept], *, since: int, step: int) -> list[AnyKept]:
     """Clean checkpoints that an alarm makes suspect: ancestors of the state from `since` on.
 
-    A checkpoint is no ancestor if training went back before it afterwards: its successor in
+    A checkpoint is not an ancestor if training later went back to before it: its successor in
     the order of writing has the same or an earlier step. `step` is the current one.
     """
     found, earliest = [], step + 1

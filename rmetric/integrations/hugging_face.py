@@ -120,7 +120,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         self._pass_validation_loss(metrics or {})
 
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
-        """What TRL's trainers log beside the loss: reward, KL divergence, length, ..."""
+        """Record what TRL's trainers log beside the loss: reward, KL divergence, length, ..."""
         logged = logs or {}
         columns = columns_among(tuple(logged), POLICY)
         if self.monitor is not None and self.monitor.is_open and "reward" in columns:

@@ -220,7 +220,7 @@ def not_finite(checkpoint: Path) -> str:
         json.loads((checkpoint / "trainer_state.json").read_text())
         for path in sorted(checkpoint.glob("*.safetensors")):
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
                     tensor = file.get_tensor(name)
                     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                         return f"{name} in {path.name} is not finite"

@@ -50,7 +50,7 @@ class RMetricState(TrainerCallback, ExportableState):
 def loop_methods(trainer: Trainer) -> list[tuple[Any, str]]:
     """Methods through which an exception leaves the steps, or what lies between them.
 
-    The loop of transformers before 5.5 has no method of its own for an epoch: there the batches,
+    The loop of transformers before 5.5 has no method for an epoch: there the batches,
     the callbacks and the evaluations are followed, and an exception of the optimiser itself is not
     seen.
     """

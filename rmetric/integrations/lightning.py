@@ -25,7 +25,7 @@ from rmetric.rescue.recent_batches import host_random_state
 
 
 def _callback_class() -> Any:
-    """Of lightning or pytorch_lightning: the one that is in use, else one that is installed."""
+    """Callback of lightning or pytorch_lightning: of the imported one, else of an installed one."""
     names = sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda n: n not in sys.modules)
     for name in names:
         try:

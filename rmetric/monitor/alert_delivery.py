@@ -100,7 +100,7 @@ class AlertDelivery:
             logger.warning("rmetric: alarms that came again at repeated steps: %s", counts)
 
     def report_exchange(self, problem: str) -> None:
-        """Report once that the ranks are not in touch; an empty problem is none."""
+        """Report once that the ranks cannot exchange messages; do nothing without a problem."""
         if problem and problem not in self._problems:
             self._problems.add(problem)
             self.report(self.new_alert(self._monitor.step, "exchange", problem))

@@ -32,7 +32,7 @@ class Alert:
             object.__setattr__(self, "since", self.step)
 
     def as_entry(self) -> dict[str, Any]:
-        """As it stands in a log."""
+        """Its form in a log."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from rmetric.metric import RMetricConfig
 from rmetric.monitor.stalls import SLOW_RANK, SOURCES, STALL
 
 RULES = ("non_finite", "gradient_explosion")
-#: Of the times of the steps; a slow drift is often planned, so it is no default.
+#: Alerts on step times; a slow drift is often planned, so it is not a default.
 STEP_TIME_ALERTS = (STALL, SLOW_RANK)
 #: A learning rate that leaves its plan; steps that change nothing; memory that runs out.
 UPDATE_ALERTS = LEARNING_RATE, NO_UPDATE, POLICY, MEMORY = (

@@ -32,7 +32,7 @@ class ForwardProbes:
 
     Not measured: logits in a fused attention kernel that torch does not know (flash-attn), in
     nn.MultiheadAttention and once torch.compile has compiled something, and everything in a
-    compiled model. A measurement that fails is reported and made no more.
+    compiled model. A measurement that fails is reported and not repeated.
 
     >>> model = nn.Linear(4, 2)
     >>> probes = ForwardProbes(model)
@@ -167,7 +167,7 @@ def forward_fields(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def entrances(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Where a forward pass may begin: the model and what it wraps, and its parts; none compiled."""
+    """Modules in which a pass may begin: the model, what it wraps, its parts; none compiled."""
     whole, parts = [model], list[nn.Module]()
     while not is_compiled(whole[-1]):
         parts = []
@@ -236,7 +236,7 @@ def _largest_logit(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Of the first sequence, over the pairs that may attend to each other; a scalar.
+    """Largest logit of the first sequence, over pairs that may attend to each other; a scalar.
 
     Shapes: query (batch, heads, queries, size), key (batch, key heads, keys, size). A block of
     queries at a time, so that the memory stays linear in their number.

@@ -114,7 +114,7 @@ class WholeNorm:
             rows = exchange.take() if exchange.post([step, 0.0, norm * norm]) else None
         if rows is not None and rows[:, 1].any():
             left = exchange.ranks[int(rows[:, 1].argmax())]
-            exchange.end(f"the monitor of rank {left} takes part no more")
+            exchange.end(f"the monitor of rank {left} has stopped")
             rows = None
         if rows is None:
             self._problem = self._problem or exchange.problem or late

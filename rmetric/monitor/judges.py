@@ -127,7 +127,7 @@ class UpdateJudge:
             self._raise(record.step, MEMORY, f"{reason}: {MEMORY_ADVICE}", self._memory.since)
 
     def closing(self, rank: int) -> dict[str, str]:
-        """What only the end of a training shows: event in the log -> words, as replay has them."""
+        """Findings that only the end of a training shows: event -> words, the same as in replay."""
         events = {"INPUT_BOUND": self._input_wait.words}
         if rank == 0 and self._policy.has_reward:
             for found in self._policy.findings:

@@ -355,7 +355,7 @@ class Monitor:
 
     @fail_safe()
     def paused(self) -> None:
-        """Announce that the time between the last step and the next one is no wait for data.
+        """Exclude the time from the last step to the next one from the wait for data.
 
         It is optional for evaluations without gradients, and where `evaluated` or `state_dict` is
         called. A checkpoint without this monitor's state is such a pause.
@@ -472,7 +472,7 @@ class Monitor:
         return None if pending is None else pending.read()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume after the step of that state, in the log too. Raises TypeError if it is none."""
+        """Resume after the step of that state, in the log too; TypeError for another value."""
         if state and (not isinstance(state, Mapping) or "step" not in state):
             raise ArgumentError(f"state is {found(state)}: what state_dict gave is accepted")
         self._load(state)

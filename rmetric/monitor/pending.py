@@ -115,7 +115,7 @@ class Pending:
             self.message["step_size"] = times.size
 
     def _by_layer(self, norms: list[float]) -> dict[str, float]:
-        """As before clipping, also where they were measured after it."""
+        """Norms before clipping, even if they were measured after it."""
         measured = sum(norm * norm for norm in norms) ** 0.5
         whole = self.record.gradient_norm
         before = whole / measured if whole is not None and measured > 0.0 else 1.0

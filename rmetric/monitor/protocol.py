@@ -25,7 +25,7 @@ logger = logging.getLogger("rmetric")
 
 #: Checks of a process that show how its loop is written; a later exception may be on purpose.
 _FIRST = 8
-#: Later checks in a row without a step of the optimiser, until that is no exception.
+#: Later checks in a row without a step of the optimiser, until that is reported.
 _IN_A_ROW = 3
 #: Gradient norms look clipped where most of so many are equal, within a share, to their largest.
 _NORMS, _EQUAL = 50, 1e-3
@@ -223,7 +223,7 @@ def checked_config(config: MonitorConfig | None) -> MonitorConfig:
 
 
 def found(value: object) -> str:
-    """What was passed in, in a few words.
+    """Short description of an argument, for an error message.
 
     >>> found(dict), found({})
     ('the class dict', '{}')

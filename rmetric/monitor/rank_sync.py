@@ -139,7 +139,7 @@ class Exchange:
         self._ended.set()
 
     def close(self) -> None:
-        """Take part no more. A message that is under way still goes out."""
+        """Stop taking part. A message under way is still sent."""
         self._ended.set()
         if self._group is not None and self._work is None:
             self._free()

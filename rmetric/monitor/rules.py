@@ -122,12 +122,12 @@ class LearningRates:
                 known.learn(rate, planned)
 
     def restart(self) -> None:
-        """A change was announced: what was usual before is no measure for it."""
+        """An announced change resets the baseline."""
         self._groups = []
 
 
 class _Group:
-    """What is usual of one group."""
+    """The usual rate of one parameter group."""
 
     def __init__(self) -> None:
         self._usual_ratio = 1.0

@@ -201,7 +201,7 @@ class StepRecorder:
 
     @property
     def learning_rate(self) -> float | None:
-        """Of the first parameter group; None without an optimiser."""
+        """Learning rate of the first parameter group; None without an optimiser."""
         groups = getattr(self._optimizer, "param_groups", None)
         return float(groups[0]["lr"]) if groups else None
 

@@ -79,7 +79,7 @@ class StepTimer:
     # -- the course of a step
 
     def batch_ready(self) -> None:
-        """A forward pass begins, which is no evaluation."""
+        """A forward pass of the training, not of an evaluation, begins."""
         self._begin_passes(reached=True)
 
     def _begin_passes(self, *, reached: bool = False) -> None:

@@ -7,7 +7,7 @@ from math import inf, isfinite, nan
 
 
 class SlidingMinMax:
-    """Where a value stands between the least and the greatest of its recent past.
+    """Scales a value between the least and the greatest of its recent past.
 
         n(x) = (x - min) / (max - min)   over the last `window` values, x included
 

@@ -54,7 +54,7 @@ READERS: tuple[Reader, ...] = (
     table.READER,
 )
 
-#: Asked before these: of files that are no text.
+#: Readers of binary formats, tried before `READERS`.
 _BY_BYTES = (tensorboard_events.READER, wandb_file.READER, trackers.DATABASE)
 
 __all__ = [
@@ -161,7 +161,7 @@ def find_logs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def split_files(paths: Iterable[str | Path]) -> FolderFiles:
-    """As `find_logs`, with the files of folders that were passed over."""
+    """Same as `find_logs`, with the files in folders that were passed over."""
     found: dict[Path, None] = {}
     rest: dict[Path, None] = {}
     for given in paths:

@@ -97,7 +97,7 @@ def write_archive(path: Path, lines: Iterable[tuple[str, bytes]]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(run id, line) of each run of an archive. Raises LogError for what is none."""
+    """(run id, line) of each run of an archive. Raises LogError for another file."""
     try:
         whole = lzma.decompress(path.read_bytes())  # checks the whole file's checksums
         with tarfile.open(fileobj=io.BytesIO(whole)) as tar:

@@ -62,7 +62,7 @@ class ClosingBlanks(MissingLosses):
 
     @property
     def words(self) -> str:
-        """Which losses are blank at the end; empty for none."""
+        """Losses that are blank at the end of the log, in words; empty without any."""
         if self._blank < 2:
             return f"the last loss is blank, at step {self._since:,}" if self._blank else ""
         return f"the last {self._blank:,} losses are blank, from step {self._since:,} on"
@@ -101,7 +101,7 @@ class RunState:
     def measured(self, step: int | None, values: dict[str, Any], blank: bool) -> Complete | None:
         """Take what the next row holds; return the records now complete, with their run's id.
 
-        A row is `blank` that holds no measurement and nothing by which it would have none.
+        `blank`: the row holds no measurement, and no column says why.
         """
         self.rows += 1
         held = [] if values.keys() - _CIRCUMSTANCES else self._bare(step, values, blank)
@@ -112,7 +112,7 @@ class RunState:
             self.unplaced += 1
             step = self.last or 0
         before, last = self.pending, self.last
-        # Both rows know the time and the learning rate; that is no reason to keep them apart.
+        # Time and learning rate may be in both rows; they do not keep the rows apart.
         own = values.keys() - _CIRCUMSTANCES
         is_same_step = before is not None and step == before.step
         if is_same_step and all(getattr(before, name) is None for name in own):
@@ -139,7 +139,7 @@ class RunState:
         return (of_run, complete) if complete else None
 
     def _is_redrawn(self, step: int, values: dict[str, Any]) -> bool:
-        """True where `pending` is `before` at this step, as a bar that has no newer loss yet."""
+        """True if `pending` repeats `before`: a progress bar drawn again before its next loss."""
         before, now = self.before, self.pending
         if before is None or now is None or not before.step < now.step == step:
             return False
@@ -258,7 +258,7 @@ class Assembler:
             raise self._bad_cell(row, column) from None
 
     def _state(self, name: str) -> RunState:
-        """Of the run that the file calls `name`."""
+        """State of the run that the file calls `name`."""
         if (state := self._states.get(name)) is None:
             base = run_name(self.path)
             base = f"{base}__{name}" if name else base
@@ -266,7 +266,7 @@ class Assembler:
         return state
 
     def held(self) -> list[tuple[str, Record]]:
-        """The records held back so far: for a file of which no more may come for a while."""
+        """The records held back so far: for a file that may not grow for a while."""
         return [released for state in self._states.values() for released in state.release()]
 
     def finish(self) -> list[Complete]:
@@ -294,7 +294,7 @@ class Assembler:
             "no column is known to be the step: rows are counted from 0": not self._step_columns,
             f"{of.empty} of {of.rows} rows hold a step and no loss or norm and were left "
             "out: a log that writes nan as a blank looks like this too": of.empty,
-            f"{of.unplaced} rows without a step were given that of the row before": of.unplaced,
+            f"{of.unplaced} rows without a step took the previous row's step": of.unplaced,
             f"the step falls back {of.resumed} times: taken as one run that was resumed": (
                 of.resumed
             ),
@@ -338,7 +338,7 @@ class Assembler:
         self._look_at_columns()
 
     def _give_up(self, row: Row, column: str) -> None:
-        """Read a column no more that is on no list of names; of any other raise BadRow."""
+        """Stop reading a column whose name was guessed; raise BadRow for a known name."""
         columns = self.columns
         target = next((t for t, c in columns.by_target.items() if c == column), "loss")
         is_needed = target not in columns.by_meaning or target in ("loss", "eval_loss")

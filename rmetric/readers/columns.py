@@ -17,7 +17,7 @@ from rmetric.readers.names import TARGETS, is_part_of_loss, loss_part, meaning, 
 #: Beside the step column: read where that is blank (an evaluation's own counter).
 _EVALUATION_STEPS = ("val_step", "eval_step", "validation_step")
 _LOSSES = ("loss", "eval_loss")
-#: What somebody else computed of the run: λ, σ², ΔL, n of each, and R.
+#: Values that another program computed: λ, σ², ΔL, n of each, and R.
 STATED = (
     "sigma_sq", "delta_l", "lambda", "r_metric", "sigma_sq_norm", "delta_l_norm", "lambda_norm",
 )  # fmt: skip
@@ -29,7 +29,7 @@ POLICY = (
 #: See `Record.memory`; and the targets whose columns' names state a unit.
 MEMORY = ("device_memory", "host_memory", "device_memory_percent", "host_memory_percent")
 WITH_UNIT = ("device_memory", "host_memory", "data_wait", "time_beside_wait", "step_time")
-#: How quick the training is: a cell that holds no number is no error of the log.
+#: Speed of the training: a cell without a number is not an error.
 SPEED = ("step_time", "steps_per_second", "tokens_per_second", "samples_per_second")
 
 

@@ -106,7 +106,7 @@ _LIST_CELL = re.compile(r'(^|[,;\t])"?\[')
 
 def _matches(head: str) -> bool:
     lines, names = head.lstrip("\r\n").split("\n", 2), header_of(head)
-    # A line that begins with a date in brackets is no header.
+    # A line that begins with a date in brackets is not a header.
     named = len(names) > 1 and not any(name.startswith("[") for name in names)
     return len(lines) > 1 and named and _LIST_CELL.search(lines[1]) is not None
 
@@ -128,7 +128,7 @@ def _curve(source: Source, row: Row, name: str) -> list[Any]:
     try:
         curve: list[Any] = parse_line(cell.encode())
     except ValueError:
-        problem = f"{name!r} is no list of numbers: {cell[:60]!r}"
+        problem = f"{name!r} is not a list of numbers: {cell[:60]!r}"
         raise LogError(source.path, row.line, problem) from None
     return curve
 

@@ -106,7 +106,7 @@ def _is_pair(entry: Any, last: int) -> bool:
 
 
 def _longest_list_of_objects(document: Any) -> list[dict[str, Any]]:
-    """Of the lists in the document, at the top or under a key of it."""
+    """The longest list of objects, at the top of the document or under a key."""
     values = [document] if isinstance(document, list) else list(_leaves(document))
     lists = [v for v in values if _is_list_of(v, dict)]
     return max(lists, key=len, default=[])

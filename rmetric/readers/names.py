@@ -399,7 +399,7 @@ _NO_PART = (_NO_LOSS | _words("test running smoothed")) - _words("box cls mask m
 
 
 def loss_part(column: str) -> str | None:
-    """The name of one of several losses, as in `Record.loss_parts`; None for what is none.
+    """The name of one of several losses, as in `Record.loss_parts`; None for another column.
 
     >>> loss_part("train/box_loss"), loss_part("val/box_loss"), loss_part("Gen Loss")
     ('box_loss', 'validation box_loss', 'gen_loss')

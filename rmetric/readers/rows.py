@@ -22,7 +22,7 @@ _VAGUE_NAME = re.compile(
 
 
 class UnknownFormat(LogError):
-    """A file that is no log which replay can read."""
+    """The file is not a training log in a known format."""
 
 
 class BadRow(ValueError):

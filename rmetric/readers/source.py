@@ -1,7 +1,7 @@
 """The bytes of a log: unpacked, as UTF-8, in blocks of whole lines, in constant memory.
 
 LF, CR LF and a lone CR (a progress bar) each end a line. A byte order mark means
-UTF-8 or UTF-16. Bytes that are no UTF-8 are replaced, with a note: one
+UTF-8 or UTF-16. Bytes that are not UTF-8 are replaced, with a note: one
 foreign letter must not cost a log, and in a number it is an error of that cell.
 """
 
@@ -124,7 +124,7 @@ class Source:
 
     @property
     def unread(self) -> str:
-        """What stands behind the last record and could not be read, in words; empty for nothing."""
+        """What follows the last record and could not be read, in words; else empty."""
         return "; ".join([*self._notes, *filter(None, [self.foreign_lines.unread])])
 
     @property

@@ -54,7 +54,7 @@ def stream_rows(
 ) -> Stream:  # fmt: skip
     """The stream of a format that yields rows; `notes` go to every run at the end.
 
-    A row `of_table` without any number is none: words with as many commas as the header has.
+    A row `of_table` without any number is left out: it is text with as many commas as the header.
     """
     assembler, foreign = Assembler(source.path, columns), source.foreign_lines
 
@@ -92,7 +92,7 @@ def stream_wide(
     own: Mapping[str, str] = MappingProxyType({}),
     empty: str = "it holds no values",
 ) -> Stream:
-    """The stream of rows that are no text and whose names are known once all were seen.
+    """The stream of rows of a binary format, whose names are known once all were seen.
 
     `rows` is called twice; the run's name may be in `RUN`. `own` maps cells to targets
     in this format; `empty` states what is wrong with a log without values.

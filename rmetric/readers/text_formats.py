@@ -247,10 +247,10 @@ TORCHTUNE = _format(
     ),
 )
 
-#: nanochat's evaluation in bits per byte, which is no loss per token.
+#: nanochat's evaluation in bits per byte, which is not a loss per token.
 BITS = "validation_bpb"
 _BITS_LEFT_OUT = (
-    "the evaluation is in bits per byte, which is no loss per token, and was left out: "
+    "the evaluation is in bits per byte, which is not a loss per token: it was left out; "
     f"--map eval_loss={BITS} reads it"
 )
 
@@ -300,7 +300,7 @@ _AUXILIARY = ("scale", "balanc", "aux", "z_loss", "z loss", "mtp", "moe", "sop",
 
 
 def _megatron_loss(found: Values, endings: tuple[str, ...] = ("",)) -> float | None:
-    """The language model's loss, or the first other that is no part of one."""
+    """The language model's loss, or the first other one that is not an auxiliary loss."""
     names = [name + ending for name in _MEGATRON_LOSSES for ending in endings]
     names += [n for n in found if n.endswith(tuple(f"loss{e}" for e in endings))]
     for name in names:

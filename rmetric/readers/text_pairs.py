@@ -184,7 +184,7 @@ def guessed(head: str, mapping: Mapping[str, str]) -> tuple[list[str], Mapping[s
         taken["step"] = "epoch"
     words = ", ".join(f"{name!r} as {target}" for target, name in sorted(taken.items()))
     words = words or "the names of its numbers"
-    notes = [f"guessed on lines of no known program: {words}; --map TARGET=NAME says otherwise"]
+    notes = [f"guessed from lines of an unknown program: {words}; --map TARGET=NAME says otherwise"]
     if taken.get("step") == "epoch":
         notes.append("no step is stated: a step is an epoch")
     return notes, mapping
@@ -218,7 +218,7 @@ def _cells(found: Words, names: Names, text: str) -> dict[str, Any]:
         elif _TEST.search(plain):
             taken["loss"] = None
     values: dict[str, Any] = {target: found.get(name) for target, name in taken.items() if name}
-    # The text is no number where it is read, which gives an error with the line.
+    # The text cannot be read as a number later, which gives an error with its line.
     for target in _DECIMALS:
         if words := found.commas.get(taken[target] or ""):
             values[target] = words
@@ -272,7 +272,7 @@ class Place:
         return self.last
 
     def _below(self, cells: dict[str, Any], *, of_epoch: bool) -> int | None:
-        """Of a line without a step: the heading's, or for an evaluation the last one."""
+        """Step of a line that states none: the heading's, or the last step for an evaluation."""
         for target in self.given if self.heads else {"loss", "grad_norm"}:
             self.left_out += cells.pop(target, None) is not None and target == "loss" and of_epoch
         self.given |= cells.keys()

@@ -146,7 +146,7 @@ def rank_of(text: str) -> str | None:
 
 
 class FirstRank:
-    """Of a line that all ranks print that of the first; of equal lines without a rank the first."""
+    """Keeps one copy of a line printed by all ranks: the first rank's; without ranks, the first."""
 
     def __init__(self) -> None:
         self._rank: str | None = None

@@ -1,4 +1,4 @@
-"""Text formats that are no form of a line: of Hugging Face, fairseq, MLPerf, Stable-Baselines3."""
+"""Text formats beyond one line: of Hugging Face, fairseq, MLPerf, Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rmetric.readers.text_parts import (
 _DICT = re.compile(r"\{[^{}]*\}")
 _PAIR = re.compile(r"['\"]([^'\"]+)['\"]\s*:\s*(?:['\"]([^'\"]*)['\"]|(?:\w+\()?([^,}\s]+))")
 _BAR = re.compile(r"(?:^|\})\s*\d+%\|[^|]*\|\s*(\d{1,18})/(\d{1,18})\s\[")
-#: A pipe holds entries back while the bar goes on, so that its step is none of theirs.
+#: A pipe delays the entries while the bar goes on, so the bar's step is not theirs.
 _PIPED = re.compile(r"\d/\d+\s\[[^\]\n]*\]\s*(?:\{[^{}]*'loss'[^{}]*\}\s*){4}")
 _READ = ("loss", "eval_loss", "grad_norm", "learning_rate")
 _STEPS = ("step", "global_step", "global_step/max_steps")
@@ -60,7 +60,7 @@ class _TrainerSteps:
 
 
 def _trainer_rows(lines: Lines, *, is_piped: bool = False) -> Iterator[Row]:
-    """The closing mean ``train_loss`` is no step's loss and is left out."""
+    """The closing mean ``train_loss`` is not the loss of a step and is left out."""
     steps = _TrainerSteps()
     for line, text in pieces(lines):
         if not is_piped:

@@ -41,7 +41,7 @@ _QUERIES = {
 def widened(entries: Iterable[tuple[int | None, Cells]]) -> list[Row] | None:
     """A row for each step of each run, in their order, from lines and cells in long form.
 
-    Some exports list one metric after the other. None for what is no long form.
+    Some exports list one metric after the other. None for another form.
     """
     entries = list(entries)
     if (parts := long_form({name: None for _, cells in entries for name in cells})) is None:

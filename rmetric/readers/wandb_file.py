@@ -102,7 +102,7 @@ def _records(file: BinaryIO, problems: list[str]) -> Iterator[tuple[int, bytes]]
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Fields of a message. Raises ValueError and IndexError for what is none."""
+    """Fields of a message. Raises ValueError and IndexError for other bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -1,4 +1,4 @@
-"""What needs a whole log and not its stream: a bound of its records, evaluations at their steps."""
+"""Work on a whole log instead of its stream: a bound of its records, steps of evaluations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rmetric.metric_settings import stated_threshold
 from rmetric.records import Record, Run
 
 ORDINARY = "beside these"
-#: All of a record that is one number and was measured, or computed by somebody else.
+#: Fields of a record that are one number and were measured, or computed by another program.
 _ADDED_VALUES = attrgetter(
     "training_loss", "validation_loss", "gradient_norm", "learning_rate", "update_norm",
     "parameter_norm", "loss_scale", "activation_headroom", "attention_logit_max", "router_load",
@@ -22,7 +22,7 @@ _ADDED_VALUES = attrgetter(
 
 
 def kind_of(record: Record, *, alarm_begins: bool = False) -> str:
-    """What a record holds, by the rarest, in words for a note."""
+    """Kind of a record, by the rarest value that it holds, in words for a note."""
     several = (
         *(record.worker_gradient_norms or ()),
         *(record.worker_gradient_cosines or ()),
@@ -40,7 +40,7 @@ def kind_of(record: Record, *, alarm_begins: bool = False) -> str:
 
 
 class _KeptRun:
-    """What is kept of one run, whose settings may state the threshold of a logged R."""
+    """The kept records of one run; its settings may state the threshold of a logged R."""
 
     def __init__(self, run: Run | None) -> None:
         #: Kind -> count, place in the run and record of those that are kept.
@@ -121,7 +121,7 @@ class Thinning:
         return [kept[place] for place in sorted(kept)]
 
     def note(self, id: str) -> str:
-        """What was done to a run, as a sentence; empty if all of its records are kept."""
+        """A note on the records that were left out; empty if all are kept."""
         run = self.runs[id]
         if all(every == 1 for every in run.every.values()):
             return ""

@@ -202,7 +202,7 @@ def _of_rate(due: float, first: Course) -> str:
 
 
 def _of_loss(earlier: Course, same: Course, after: Course, start: Floats) -> str:
-    """What the losses show, against `same`: the same steps as they were, or those just before."""
+    """Finding from the losses, compared with `same`: the repeated steps, or those just before."""
     if not all(np.isfinite(part.loss[:_LONG]).all() for part in (earlier, same, after)):
         return ""
     taken_twice = same.loss[: _LONG // 2] if same.step[0] >= after.step[0] else same.loss[:0]
@@ -255,7 +255,7 @@ def _rise(after: Course, smooth: Floats, peak: int, level: float) -> str:
 
 
 def _running_median(values: Floats, width: int) -> Floats:
-    """Of each value and those after it; of the last ones fewer."""
+    """Median of each value and the following ones, fewer at the end."""
     padded = np.concatenate([values, np.full(width - 1, np.nan)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, width)
     return np.asarray(np.nanmedian(windows, axis=1))

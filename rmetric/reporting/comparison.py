@@ -1,4 +1,4 @@
-"""What `rmetric compare` writes: a page with its plot, Markdown, and JUnit XML for a CI."""
+"""Output of `rmetric compare`: a page with its plot, Markdown, and JUnit XML for a CI."""
 
 from __future__ import annotations
 

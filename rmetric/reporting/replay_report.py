@@ -79,8 +79,8 @@ class Replayed:
     Attributes:
         rows: one of the index for each run, and for each file that failed.
         failed: why files could not be read, or runs in them not be replayed.
-        passed_over: files of a folder that are no logs.
-        thinned: of the runs of which not every record was judged, what was done.
+        passed_over: files of a folder that are not logs.
+        thinned: notes on the runs of which not every record was judged.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -454,7 +454,7 @@ class _Folders:
             same = "an earlier log has the same run id"
             scored.notes.append(f"{same}: {source} is in {folder}, this one, {own}, in {name}")
         elif name != id:
-            scored.notes.append(f"the run id is no safe folder name: the run is in {name}")
+            scored.notes.append(f"the run id is not safe as a folder name: the run is in {name}")
         return self._out / name
 
 

@@ -164,7 +164,7 @@ class Rescue(Action):
 
         Raises:
             ValueError: an argument is not of that kind.
-            RuntimeError: the open monitor checks none of the steps, which would have no end.
+            RuntimeError: the open monitor checks none of the steps, so they would never end.
         """
         iterable = isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
         if isinstance(loader, type) or not iterable:
@@ -250,7 +250,7 @@ class Rescue(Action):
         self._try(lambda: self._judge(broken, monitor))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a restarted process goes on with: all but the snapshots, which begin anew."""
+        """State for a restart, without the snapshots."""
 
         def state() -> dict[str, Any]:
             return {

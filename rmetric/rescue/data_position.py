@@ -48,7 +48,7 @@ class NoData:
 
 
 class DataPosition(ABC):
-    """Where a loop that passes each batch through `next_batch` stands in its steps and data."""
+    """Position in steps and data of a loop that passes each batch through `next_batch`."""
 
     keeps_batches = True  # False for a loop that passes none of its batches through `next_batch`
     per_step: int | None = None  # batches; None where they are counted
@@ -189,7 +189,7 @@ class DataPosition(ABC):
         return 0
 
     def resume_state(self) -> Mapping[str, Any]:
-        """What a restarted process must know of the data, as JSON values.
+        """Data position that a restarted process needs, as JSON values.
 
         The intervals are counted from the first batch that a resumed training draws.
         """
@@ -306,7 +306,7 @@ class OwnLoop(DataPosition):
             )
 
     def _require_check(self, monitor: Monitor | None, checked: int | None) -> None:
-        """Raise RuntimeError where the monitor has checked none of the steps: they have no end."""
+        """Raise RuntimeError if the monitor has checked none of the steps: they would never end."""
         idle = monitor is not None and monitor.is_open and monitor.step == checked
         self._unchecked = self._unchecked + 1 if idle else 0
         if self._unchecked > (_UNCHECKED if self._used > 1 else 0):

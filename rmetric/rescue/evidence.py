@@ -31,7 +31,7 @@ _USUAL = 3.25
 _LEVEL, _LEAST = 10, 3
 #: Losses kept: an alarm is raised up to so many steps after its onset.
 _KEPT = 60
-#: A level within so many standard errors of another one, or such a share of it, is no other level.
+#: Two levels are the same within so many standard errors, or within this share.
 _ERRORS, _SHARE = 4.0, 0.01
 #: A detector that has seen fewer records knows nothing; it is shown what a return takes from it.
 _COLD = 40

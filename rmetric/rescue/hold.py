@@ -39,7 +39,7 @@ _POLL_SECONDS = 1.0
 
 
 def hold_folder(log: Path | None) -> Path:
-    """Where a run is held: in the run folder of its supervisor, else beside its log."""
+    """Folder of a held run: in the run folder of its supervisor, else beside its log."""
     run = RunFolder.of_environment()
     return run.hold if run is not None else (log or Path("run")).parent / "rescue-hold"
 
@@ -48,7 +48,7 @@ def save_held(folder: Path, parts: Parts, step: int, group: Any = None) -> Path:
     """Save the state that a run is held at, and return the file or the folder.
 
     Whole weights go to one file, by the first rank; `rmetric.monitor.actions.restore` restores
-    it. A part that is no plain value is left out of it, with an error in the log. Sharded weights
+    it. A part that is not a plain value is left out, with an error in the log. Sharded weights
     are saved by all ranks of the gloo `group` with torch.distributed.checkpoint, in the form of
     `rmetric.guard.ModelState`.
     """

@@ -118,7 +118,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What the training must do next.
+    """The next action of the training.
 
     Attributes:
         action: ``go_on``, ``leave_out`` (this step), ``go_back`` (to `to`) or ``hold`` (at the
@@ -128,7 +128,7 @@ class Decision:
             last may be to come. None to use all data again.
         workers: ranks that are left out of the gradient from now on.
         settings: the planned settings of the optimiser are set at each step from now on.
-        reason: in words; of ``go_on`` empty, unless there is no snapshot to hold at.
+        reason: in words; empty for ``go_on``, unless there is no snapshot to hold at.
     """
 
     action: str = "go_on"

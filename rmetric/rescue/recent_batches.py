@@ -124,7 +124,7 @@ class RecentBatches:
 
     def forget(self, position: int) -> None:
         self._drop(lambda: self.first < min(position, self.position))
-        oldest = min(position, self.first)  # after `go_to` there is none of before
+        oldest = min(position, self.first)  # after `go_to` earlier ones are gone
         self.skipped = [interval for interval in self.skipped if interval[1] > oldest]
 
     def used(self, start: int, end: int) -> int:

@@ -1,4 +1,4 @@
-"""What a rescue sets in a training: planned settings, and the gradients of some ranks to 0."""
+"""Changes that a rescue makes in a training: planned settings, and zero gradients of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot holds: everything that a training is, its tensors in one block of memory."""
+"""A snapshot: the whole state of a training, its tensors in one block of memory."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Knobs:
 
 @dataclass
 class TrainingState:
-    """Where the runs stand, one row a run."""
+    """State of the runs, one row each."""
 
     distance_RBM: Floats  # from the optimum
     momentum_RBM: Floats
@@ -146,7 +146,7 @@ class Noise:
     def split(cls, draws: Floats) -> Noise:
         """Name the parts of standard normal draws, shape (R, WIDTH).
 
-        The last column is no normal any more but what `spread_batches` made of it.
+        `spread_batches` has changed the last column, which is no longer normal.
         """
         modes = NUM_MODES
         return cls(

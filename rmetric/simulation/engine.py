@@ -110,7 +110,7 @@ class RunSpec:
         return self.onset_step + self.duration_steps
 
     def generators(self) -> list[np.random.Generator]:
-        """Of the training, the fault, the hardware, and the workers' own shares."""
+        """Random generators of the training, the fault, the hardware and the workers' shares."""
         root = np.random.SeedSequence([self.seed, *self.experiment_id.encode()])
         return [np.random.Generator(np.random.SFC64(s)) for s in root.spawn(4)]
 

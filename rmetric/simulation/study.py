@@ -148,7 +148,7 @@ def another_run(path: Path) -> StudyError:
 
 
 def refuse_other_studies(out: Path, names: Mapping[str, Collection[str]]) -> None:
-    """Raise StudyError where the folders hold logs that are no part of the study.
+    """Raise StudyError where the folders hold logs of another study.
 
     The tables take all logs of a folder, so two studies in one would be pooled.
 

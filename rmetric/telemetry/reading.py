@@ -220,7 +220,7 @@ class Changes:
 def states(reading: Reading) -> set[str]:
     """Kinds of the states that a reading shows.
 
-    A software power cap is none: it is how a GPU under load spends its days.
+    A software power cap does not count: it is normal for a GPU under load.
     """
     found = {flag for flag in FLAGS if getattr(reading, flag)}
     reasons = reading.throttle_reasons or frozenset()

@@ -138,7 +138,7 @@ class Data(NamedTuple):
 def load_data(
     settings: Settings, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Data:
-    """As many sequences as the steps will use, in an order by the seed; the held-out ones first."""
+    """The sequences that the steps will use, shuffled by the seed; the held-out ones first."""
     source, rows = settings.dataset, read_rows(settings.dataset, settings.seed)
     order = np.random.default_rng(settings.seed).permutation(len(rows))
     texts = (tokens_of(messages_of(rows[int(row)], source), tokenizer) for row in order)

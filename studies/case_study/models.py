@@ -77,7 +77,7 @@ class Recipe:
 
     @property
     def weights_dtype(self) -> torch.dtype:
-        """Of the model's own weights. In bfloat16 small updates would be rounded away."""
+        """Type of the model's own weights. In bfloat16 small updates would be rounded away."""
         return self.dtype if self.lora else torch.float32
 
     @property
@@ -208,7 +208,7 @@ SAFE: dict[str, Any] = dict(trust_remote_code=False)
 
 
 def quiet() -> None:
-    """Of what the libraries log, leave out all that no user of the case study can change."""
+    """Silence messages of the libraries that no user of the case study can act on."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
@@ -228,7 +228,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def loaded(source: str, option: str, load: Callable[[str], Any]) -> Any:
-    """What `load` returns of a path or a name on the hub; whatever is against it is one line."""
+    """Result of `load` for a path or a name on the hub; any failure is an error of one line."""
     path = Path(source).expanduser()
     local = path.exists()
     if not local and (source.startswith((".", "/", "~")) or source.count("/") != 1):

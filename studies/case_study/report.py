@@ -64,7 +64,7 @@ def about_run(
 def about_study(
     settings: Settings, plan: Plan, device: Device, faults: Sequence[Fault], data: Data
 ) -> dict[str, Any]:
-    """What was trained, where and with what: the summary before its runs."""
+    """The summary without its runs: model, data, machine, packages and settings."""
     recipe, memory = plan.recipe, plan.memory
     packages = ["torch", "transformers", "peft", "datasets", "numpy"]
     used = asdict(settings) | {

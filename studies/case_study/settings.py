@@ -149,7 +149,7 @@ class Fault:
 
     @property
     def truth(self) -> Truth:
-        """What was injected, for the log."""
+        """The injected fault, for the log."""
         known = Truth(fault=self.name, severity=self.severity)
         return replace(known, onset_step=self.onset, duration_steps=self.duration)
 

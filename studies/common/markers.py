@@ -29,7 +29,7 @@ def fill(page: Path, made: Callable[[str], str | None], known: Iterable[str]) ->
 
 
 def parts(page: Path) -> dict[str, str]:
-    """What stands between the markers, by name; `fill` with it leaves the page as it is."""
+    """Text between the markers, by name; `fill` with it leaves the page as it is."""
     text = page.read_text(encoding="utf-8")
     return {name: part[1:-1] for _, name, part, _ in _PART.findall(text)}
 

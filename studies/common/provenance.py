@@ -1,4 +1,4 @@
-"""What results were made from: the commit and the versions of packages."""
+"""Provenance of results: the commit and the versions of packages."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Summary = dict[str, Any]
 
 
 def read_summaries(results: Path) -> list[Summary]:
-    """Those of the case studies in `results`/case_study*/ that have a finished run."""
+    """Summaries of the case studies in `results`/case_study*/ that have a finished run."""
     paths = sorted(results.glob("case_study*/summary.json"))
     summaries = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return [summary for summary in summaries if _finished(summary)]

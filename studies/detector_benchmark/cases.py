@@ -173,7 +173,7 @@ def strict(cases: Cases, alerts: Alerts, protocol: str = "causal") -> Outcomes:
 
 
 def neutral(cases: Cases, alerts: Alerts, protocol: str = "causal") -> Outcomes:
-    """As `strict`, but alarms on absorbed faults are neither hits nor false: the fault was real."""
+    """Like `strict`, but alarms on absorbed faults, which were real, count neither way."""
     outcomes = strict(cases, alerts, protocol)
     excused = real_but_absorbed(cases, alerts)
     return replace(outcomes, false_alarm=outcomes.false_alarm & ~excused)

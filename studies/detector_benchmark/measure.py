@@ -275,7 +275,7 @@ def thresholds(traces: Sequence[Trace]) -> Floats:
 
 
 def share(hits_R: Bools, among_R: Bools) -> Estimate:
-    """Of some runs, with Wilson's interval."""
+    """Share of hits among some runs, with Wilson's interval."""
     return wilson(int((hits_R & among_R).sum()), int(among_R.sum()))
 
 
@@ -284,7 +284,7 @@ def _grouped(cases: Cases) -> Callable[..., Estimate]:
 
 
 def quartiles(values: Floats) -> list[float]:
-    """Of the finite ones; nan without any."""
+    """Quartiles of the finite values; nan without any."""
     known = values[np.isfinite(values)]
     return np.percentile(known, QUARTILES).tolist() if len(known) else [np.nan] * 3
 

@@ -104,7 +104,7 @@ def provenance(found: dict[str, Results]) -> dict[str, Any]:
 def refresh(page: Path, folder: Path, found: dict[str, Results], captions: dict[str, str]) -> None:
     """Fill in the parts of the page by the names in their markers, such as `table lab scores`."""
     known = {table.name: table for results in found.values() for table in tables(results)}
-    for name in ("views", "views2"):
+    for name in ("views", "views_sealed2"):
         if (views := folder / f"{name}.json").exists():
             known[name] = view_table(json.loads(views.read_bytes()))
     makers: dict[str, Callable[..., str]] = {

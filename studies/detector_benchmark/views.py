@@ -1,7 +1,7 @@
 """Detectors on the laboratory's runs as other people would have logged them.
 
     python -m studies.detector_benchmark.views             # writes views.json and views.md
-    python -m studies.detector_benchmark.views --second    # writes views2.json and views2.md
+    python -m studies.detector_benchmark.views --second    # writes views_sealed2.json and .md
 
 A view leaves out signals, keeps every nth step, or multiplies the losses. All three parts of the
 laboratory's first set are used, and all are known by now: this is no sealed measurement. Of the
@@ -163,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_jobs(parser)
     options = parser.parse_args(arguments)
     try:
-        title, name = (SECOND, "views2") if options.second else (FIRST, "views")
+        title, name = (SECOND, "views_sealed2") if options.second else (FIRST, "views")
         data = lab(PARTS[title], options.lab, open_sealed=True)
         results = results_of(data, measured(data, num_processes=options.jobs), title)
         results = json.loads(json.dumps(encode(results)))

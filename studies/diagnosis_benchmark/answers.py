@@ -129,7 +129,7 @@ def error_count(lines: Iterable[LogLine], ranks: Sequence[int]) -> Ranking:
 
 
 def _by_score(score: Callable[[int], float], ranks: Iterable[int]) -> Ranking:
-    """Who scores highest comes first, those of one score together."""
+    """Ranks by score, highest first; equal scores share a place."""
     return [list(some) for _, some in groupby(sorted(ranks, key=score, reverse=True), key=score)]
 
 

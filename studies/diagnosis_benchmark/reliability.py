@@ -44,7 +44,7 @@ def stated(results: Results) -> list[Stated]:
 
 
 def _confidence(of: Answer | WrittenScores) -> float:
-    """What the model of today says that such answers are worth; what was stated, else."""
+    """Confidence of today's model in such an answer; without a basis, the stated one."""
     if of.basis is None or of.score is None:
         return of.confidence or 0.0
     return Model.shipped().limit(CALLED.get(of.basis, of.basis), of.score)

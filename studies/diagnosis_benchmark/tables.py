@@ -42,7 +42,7 @@ Measure = Callable[[Results], Estimate | None]
 
 
 def measures(found: Sequence[Results]) -> Table:
-    """What was measured beside the goals, which were set before any measurement."""
+    """Measurements beside the goals, which were set before any measurement."""
     goals: list[tuple[str, Measure, float | None]] = [
         ("F1 of events, mean of jobs", partial(_f1, over=macro_f1), 0.90),
         ("F1 of events, all events", partial(_f1, over=micro_f1), 0.90),

@@ -72,7 +72,7 @@ class WrittenScores:
 
     @property
     def group(self) -> str:
-        """Of its cause class."""
+        """Group of its cause class."""
         return CAUSES[self.causes[0]][0] if self.causes else "healthy"
 
     @property
@@ -82,7 +82,7 @@ class WrittenScores:
 
     @property
     def right(self) -> bool:
-        """What is stated is right; a cause that is right in part is wrong."""
+        """True if the stated answer is right; a partly right cause is wrong."""
         return self.cause == "right" if self.said else self.outcome_right
 
 
@@ -102,7 +102,7 @@ def _hits(case: Case, result: Diagnosis) -> Sequence[float] | None:
 
 
 def _verdicts(result: Diagnosis, classes: tuple[str, ...]) -> list[str]:
-    """Of the causes that are named, the likeliest first."""
+    """Verdict on each named cause, the likeliest first."""
     library = SignatureLibrary.shipped()
     others = [(other.cause, family_of(other.cause, library)) for other in result.candidates]
     named = [Named(*pair, result.stage) for pair in ((result.cause, result.family), *others)]

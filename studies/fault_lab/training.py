@@ -189,7 +189,7 @@ class Training:
         self.second_N.copy_(snapshot.second_N)
 
     def settings(self, step: int) -> Settings:
-        """As planned for `step`, counted from 1."""
+        """Planned settings for `step`, counted from 1."""
         spec = self.spec
         rate = spec.peak_rate * schedule(step, spec.total_steps, spec.restarts)
         return Settings(scheduled_rate=rate, length=spec.context)

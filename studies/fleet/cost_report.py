@@ -104,7 +104,7 @@ def everything(get: Get, points: Sequence[Point]) -> tuple[list[Table], Figure]:
 
 
 def provenance(points: Sequence[Point], replications: int) -> dict[str, Any]:
-    """What the results depend on besides the code."""
+    """Settings and inputs that the results depend on."""
     return {
         "command": COMMAND,
         "replications": replications,

@@ -87,7 +87,7 @@ def _strategies(get: Get) -> Table:
 
 
 class BreakEven(NamedTuple):
-    """Of warnings on one fleet, each measured without the other, against no warnings at all.
+    """Gain of a hit and cost of a false alarm on one fleet, each alone against no warnings.
 
     Attributes:
         hit: seconds that a failure which is warned of saves.
@@ -200,7 +200,7 @@ def _variants(get: Get) -> Table:
 
 
 def ways(size: int) -> dict[str, FleetJob]:
-    """What could be done for a big fleet, one thing at a time."""
+    """Improvements of a big fleet, one at a time."""
     best = FailurePredictor(recall=0.9)
 
     def job(predictor: FailurePredictor | None = None, **settings: Any) -> FleetJob:

@@ -60,7 +60,7 @@ def read_faults(path: Path) -> dict[str, Any]:
 
 
 def cases(trace: dict[str, Any], size: int, share: float) -> list[FleetJob]:
-    """As assumed, with the repairs of the trace, and with its relapses too; waits, shrinks."""
+    """Three kinds of repairs (assumed, of the trace, with relapses), each waiting and shrinking."""
     settings, days = one_percent(size, num_spares=round(share * size / 8)), CLOCK_DAYS * DAY
     base = replace(a_job(size, "asynchronous", **settings), work_seconds=days, longest_seconds=days)
     news: tuple[dict[str, Any], ...] = ({}, {"repairs": trace["repairs"]}, trace)

@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def provenance(plan: EvaluationPlan, job: JobConditions) -> dict[str, Any]:
-    """What the results depend on besides the code."""
+    """Settings and inputs that the results depend on."""
     return {
         "command": COMMAND,
         "plan": asdict(plan),

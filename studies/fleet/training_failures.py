@@ -110,7 +110,7 @@ class Lost(NamedTuple):
 
 
 def losses(rate: float, notice: float, found: Outcomes) -> Lost:
-    """Of `rate` failures in 1,000 GPU-days, on which a person acts `notice` seconds after onset."""
+    """Losses by `rate` failures in 1,000 GPU-days if someone acts `notice` seconds after onset."""
     slow, saves = SAVES["synchronous"], a_job(NUM_GPUS, "asynchronous").saves
     hourly = lost_by_hand(
         notice=notice, interval=HOURLY, durable=slow.durable_seconds, restart=RESTART

@@ -100,7 +100,7 @@ def run_part(part: Part, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def step_seconds(done: Mapping[str, Any]) -> float:
-    """Of the large model, from the part `overhead` if it was measured."""
+    """Seconds of the large model's step, from the part `overhead` if it was measured."""
     measured = done.get("overhead", {}).get("measured", {})
     steps = [model["step_seconds_without"] for model in measured.get("models", {}).values()]
     return max(steps, default=FIRST_GUESS)

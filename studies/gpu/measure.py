@@ -296,7 +296,7 @@ def measure_checkpoints(
 
 
 def measure_nvml(*, tiny: bool) -> dict[str, Any]:
-    """What NVML answers here, what an answer costs, and the verdicts on GPUs that idle and work."""
+    """NVML's answers, the time of one, and the verdicts on idle and working GPUs."""
     seconds, interval = (1.0, 0.1) if tiny else (10.0, 1.0)
     with GpuWatch(config=RiskConfig(interval=interval)) as watch:
         if not watch.hardware.ready():

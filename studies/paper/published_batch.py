@@ -160,7 +160,7 @@ def _above_mean(loss_RE: Floats, window: int) -> Floats:
 
 
 def _min_max(x_RE: Floats) -> Floats:
-    """Where each value stands between the extremes so far; 0 while there are none."""
+    """Each value scaled to the extremes so far; 0 while they are equal."""
     low = np.minimum.accumulate(x_RE, axis=1)
     span = np.maximum.accumulate(x_RE, axis=1) - low
     return np.divide(x_RE - low, span, out=np.zeros_like(x_RE), where=span > 0)

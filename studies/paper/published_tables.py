@@ -84,7 +84,7 @@ class PublishedAnalysis:
         )
 
     def scores(self, name: str, protocol: str) -> Scores:
-        """Of one row on the study in the logs."""
+        """Scores of one row on the study in the logs."""
         return score(judge(runs_of_row(self.metric, name), self.traces[name], protocol))
 
 

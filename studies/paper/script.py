@@ -53,24 +53,24 @@ def folder_for(study: Study, what: str) -> Path:
 def report_inputs(study: Study) -> None:
     """Print warnings about the logs."""
     for skipped in study.skipped:
-        say(f"skipped {skipped}")
+        warn(f"skipped {skipped}")
     recipes = sorted({str(run.config.get("recipe")) for run in study.reference})
     if len(recipes) > 1:
-        say(f"runs of several studies are pooled: recipes {', '.join(recipes)}")
+        warn(f"runs of several studies are pooled: recipes {', '.join(recipes)}")
     stated = {str(run.config["seed"]) for run in study.reference if "seed" in run.config}
     if len(stated) > 1:
-        say(f"runs of several seeds are pooled: {', '.join(sorted(stated))}")
+        warn(f"runs of several seeds are pooled: {', '.join(sorted(stated))}")
     numbers = {mode: len(runs) for mode, runs in study.runs.items()}
     if len(set(numbers.values())) > 1:
         counts = ", ".join(f"{mode} {number}" for mode, number in numbers.items())
-        say(f"the modes have different numbers of runs, so their rows do not compare: {counts}")
+        warn(f"the modes have different numbers of runs, so their rows do not compare: {counts}")
     odd = {note for run in study.reference for note in run.notes if "not understood" in note}
     for note in sorted(odd):
-        say(note)
+        warn(note)
 
 
-def say(warning: str) -> None:
-    print(f"warning: {warning}", file=sys.stderr)
+def warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
 
 
 @contextmanager

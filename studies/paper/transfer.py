@@ -66,7 +66,7 @@ class WeightGrid:
         return Components(*(self.units[index] / STEPS).tolist())
 
     def index(self, weights: Components) -> int:
-        """Where `weights`, which must lie on the grid, are in it."""
+        """Index of `weights`, which must lie on the grid."""
         return int((self.units == np.rint(np.array(weights) * STEPS)).all(axis=1).argmax())
 
     def fit(self, chosen_R: NDArray) -> int:
@@ -101,7 +101,7 @@ class WeightGrid:
 
 def weight_grids(runs: Sequence[Run], protocols: Sequence[str]) -> dict[str, WeightGrid]:
     """Judge every weight vector of the grid on every run, with the run's other settings."""
-    # Without the first vector, all 0, which is no metric.
+    # Without the first vector: all weights are 0, so there is no metric.
     units = np.indices((STEPS + 1,) * 3).reshape(3, -1).T[1:]
     of_rate, of_variance, of_drift = units.T / STEPS
 

@@ -38,7 +38,7 @@ COUNTS = [
 
 
 def looked_at(name: str, only: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """What was found in each training of a set, with its error and without."""
+    """Findings in each training of a set, with its error and without."""
     # A sound training is its own control; the second set's errors have none.
     wanted = {"found": not name.endswith("sound"), "control": name != "second"}
     with unpacked() as folder:

@@ -1,4 +1,4 @@
-"""What the programs of the second set import: the monitor with its audits, used as documented."""
+"""Imported by the programs of the second set: the monitor with its audits, used as documented."""
 
 from __future__ import annotations
 

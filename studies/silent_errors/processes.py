@@ -52,7 +52,7 @@ def unpacked() -> Iterator[Path]:
 
 
 def trainings(folder: Path, name: str) -> list[Any]:
-    """Those of a set, from the folder of `unpacked`."""
+    """Trainings of a set, from the folder of `unpacked`."""
     if name.startswith("second"):
         kind = "sound" if name.endswith("sound") else "error"
         with open(folder / "labels.csv", encoding="utf-8", newline="") as file:

@@ -62,7 +62,7 @@ FINE = {"alone": {"loss_jump": 4}, "together": {}, "full_scale": {}}
         ("4", "not a threshold file (an object is expected)"),
         ({"alone": {}, "together": {}}, "'full_scale' is missing or no object"),
         (FINE | {"together": [1]}, "'together' is missing or no object"),
-        (FINE | {"alone": {"los_jump": 4}}, "'alone' has 'los_jump', which is no statistic; acc"),
+        (FINE | {"alone": {"los_jump": 4}}, "'alone' has 'los_jump', which is not a statistic; a"),
         (FINE | {"alone": {"loss_jump": 0}}, "threshold of 'loss_jump' is 0: a number above 0"),
         (FINE | {"alone": {"loss_jump": -1.5}}, "threshold of 'loss_jump' is -1.5: a number"),
         (FINE | {"alone": {"loss_jump": True}}, "threshold of 'loss_jump' is True: a number"),

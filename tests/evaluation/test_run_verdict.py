@@ -272,7 +272,7 @@ def test_heavy_tails_are_no_spikes(every, seed):
     assert verdict(drifting, every=every).kind == "healthy"
 
 
-def test_a_burst_without_any_calm_part_is_a_divergence():
+def test_an_early_rise_without_any_calm_part_is_a_divergence():
     rng = np.random.default_rng(0)
     wild = 20 * rng.lognormal(0, 0.5, 34).clip(0.6, 3)
     wild[-6:] = 15.0

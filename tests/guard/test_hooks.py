@@ -162,9 +162,9 @@ def test_rmetric_save_says_what_is_wrong(tmp_path, capsys):
     ("folder", "problem"),
     [
         ("", "the path is empty"),
-        ("none", "is no run folder: one with heartbeats/ of a training's guard or journal.jsonl"),
-        ("logs", "is no run folder"),
-        ("/", "is no run folder"),
+        ("none", "is not a run folder: one with heartbeats/ of a training's guard or journal"),
+        ("logs", "is not a run folder"),
+        ("/", "is not a run folder"),
         ("/dev/null", "a device"),
         ("run", "the training ignores requests there"),
     ],

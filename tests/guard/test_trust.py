@@ -247,7 +247,7 @@ def test_snapshots_on_disk_run_no_planted_code(tmp_path):
     snapshots.read(5, found)
     assert not mark.exists()
     (snapshots._of(5) / INDEX_NAME).write_text("[]")
-    with pytest.raises(ValueError, match="is no index of a checkpoint"):
+    with pytest.raises(ValueError, match="is not an index of a checkpoint"):
         snapshots.read(5, found)
     snapshots.close()
 
@@ -372,7 +372,7 @@ def test_a_planted_index_is_refused_and_runs_nothing(tmp_path, monkeypatch, kind
     checkpoints = at(tmp_path / "checkpoints")
     found = checkpoints.newest_good()
     assert found.step == 1, "its seal is whole"
-    with pytest.raises(ValueError, match="is no index of a checkpoint") as error:
+    with pytest.raises(ValueError, match="is not an index of a checkpoint") as error:
         checkpoints.load(found, {"weights": torch.zeros(3), "lr": 0.0})
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 1000

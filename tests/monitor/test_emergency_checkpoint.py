@@ -162,14 +162,14 @@ class TestResume:
         with pytest.raises(ValueError, match=f"holds no {part}"):
             restore(tmp_path, model, **{part: torch.optim.SGD(model.parameters(), lr=1.0)})
 
-    def test_what_is_no_checkpoint_is_refused_in_words(self, tmp_path, monitor):
+    def test_other_files_than_checkpoints_are_refused_in_words(self, tmp_path, monitor):
         model = monitor.model
         (tmp_path / "text.pt").write_text("hello")
         torch.save({"model": model.state_dict()}, tmp_path / "other.pt")
         torch.save({"format": model}, tmp_path / "code.pt")
-        words = {".": "is no checkpoint", "none.pt": "is no checkpoint"}
+        words = {".": "is neither a checkpoint", "none.pt": "neither a checkpoint nor"}
         words |= {"text.pt": "cannot be read", "code.pt": "cannot be read"}
-        for name, problem in (words | {"other.pt": "is no checkpoint of rmetric"}).items():
+        for name, problem in (words | {"other.pt": "is not a checkpoint of rmetric"}).items():
             with pytest.raises(ValueError, match=problem):
                 restore(tmp_path / name, model)
         save(EmergencyCheckpoint(tmp_path), monitor)

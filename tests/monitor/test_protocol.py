@@ -54,7 +54,7 @@ OPTIMIZER = sgd(MODEL)
         (MODEL, None, {"actions": SkipStep()}, r"actions is .*: a list is accepted"),
         (MODEL, None, {"actions": print}, r"actions is .*print.*: a list is accepted"),
         (MODEL, None, {"actions": "log"}, "actions is 'log': a list is accepted"),
-        (MODEL, None, {"actions": ["log"]}, "'log' is no action: an Action or a function"),
+        (MODEL, None, {"actions": ["log"]}, "'log' is not an action: an Action or a function"),
         (MODEL, None, {"actions": [Stop]}, r"Stop is a class .* needed, Stop\(\)"),
         (MODEL, None, {"actions": [Rescue]}, r"Rescue is a class .* needed, Rescue\(\)"),
     ],

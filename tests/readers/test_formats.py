@@ -351,7 +351,7 @@ def test_a_small_log_is_read_and_what_was_done_is_noted(tmp_path, name):
         ('{"step": 1, "loss": true}\n', "line 1: 'loss' is True"),
         ('{"step": 1, "loss": [1, 2]}\n', "line 1: 'loss' is"),
         ('{"loss": 2.0}\n{"loss": "oops"}\n{"loss": 1.8}\n', "line 2: 'loss' is 'oops'"),
-        ('seed,train_loss\n1,"[4, 3"\n', "line 2: 'train_loss' is no list"),
+        ('seed,train_loss\n1,"[4, 3"\n', "line 2: 'train_loss' is not a list"),
         ('{"log_history": []}', "'log_history' is empty"),
         ('{"log_history": [1, 2]}', "list of objects"),
         ('{"log_history": [{"step": 1, "loss": 2.0}', "no whole JSON"),

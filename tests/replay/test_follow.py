@@ -281,7 +281,7 @@ def test_watch_ends_with_0_when_the_log_no_longer_grows(path, capsys):
     [
         (["absent.jsonl"], 1, "no such file"),
         (["x", "--webhook", "ftp://x"], 2, "http:// or https://"),
-        (["x", "--webhook", "http://a..b/x"], 2, "a host that is no name"),
+        (["x", "--webhook", "http://a..b/x"], 2, "an invalid host name"),
         (["x", "--stop-after", "-1"], 2, "a number of seconds"),
         (["x", "--map", "los=x"], 2, "TARGET one of"),
     ],

@@ -311,7 +311,7 @@ def test_other_files_in_a_folder_are_passed_over_and_named(replay, tmp_path, cap
     (folder / "config.json").write_text('{\n "lr": 0.1\n}\n')
     (folder / "other.csv").write_text("name,size\na,1\n")
     assert replay("logs")[0] == 0
-    assert "passed over 3 files that are no logs: README.md" in capsys.readouterr().out
+    assert "passed over 3 files that are not logs: README.md" in capsys.readouterr().out
     assert replay("logs/README.md")[0] == 1, "named, it is a failure"
 
 
@@ -496,7 +496,7 @@ def test_a_table_that_no_replay_wrote_is_not_overwritten(tmp_path, capsys):
     log.write_text(GOOD)
     for out in (tmp_path, tmp_path / "made" / ".."):
         assert main(["replay", str(log), "--out", str(out), "--plots", "none"]) == 2
-        assert "its index.csv is of no replay, and would be lost" in capsys.readouterr().err
+        assert "its index.csv was not written by a replay" in capsys.readouterr().err
         assert log.read_text() == GOOD
     for _ in range(2):  # its own is
         assert main(["replay", str(log), "--out", str(tmp_path / "out"), "--plots", "none"]) == 0

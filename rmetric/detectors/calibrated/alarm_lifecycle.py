@@ -94,7 +94,7 @@ class AlarmLifecycle:
         return self._age > _LAG and up >= _RECOVERED * self._highest
 
     def _is_back(self, loss: TrainingLoss) -> bool:
-        # Both: one batch that is better by chance is no recovery, nor is one jump over already.
+        # Both: one batch that is better by chance is not a recovery, nor is one jump over.
         still = max(loss.latest) - self._before
         return self._highest > 0 and still < _RECOVERED * self._highest
 

@@ -95,7 +95,7 @@ def calibrate(runs: Iterable[Run], budget: float = 0.02) -> Thresholds:
     them, benign changes alarm.
 
     Raises NotHealthy where there is no run, or one beyond the budget with values that are
-    not finite; ValueError for a budget that is no such share.
+    not finite; ValueError for a budget that is not a share.
     """
     return thresholds_from([watch(run) for run in runs], budget)
 
@@ -106,7 +106,7 @@ def thresholds_from(runs: Sequence[Shown], budget: float) -> Thresholds:
     shown = [*given_up, *kept]
     broken = [s.run_id for s in kept if s.most.get("not_finite")]
     if broken:
-        raise NotHealthy(f"{broken[0]}: holds values that are not finite, so it is no healthy run")
+        raise NotHealthy(f"{broken[0]}: holds values that are not finite, so it is not healthy")
     names = [name for source in sources() for name in source.NAMES]
     most = {name: max(s.most.get(name, 0.0) for s in kept) for name in names}
     alone = {n: max(x, rounded(MARGIN * most.get(n, 0.0))) for n, x in FLOORS.alone.items()}
@@ -178,7 +178,7 @@ class HealthyLabelCheck:
     4. the loss never came back: at the end (median of the last tenth) it is 10 % above
        what was usual before the first alarm. An announced change begins this anew.
 
-    A spike that came back is none of these, and nor is a run that never alarmed.
+    A spike that recovered does not count, nor does a run that never alarmed.
     """
 
     def __init__(self) -> None:

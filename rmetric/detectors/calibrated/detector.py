@@ -71,8 +71,8 @@ class CalibratedDetector:
     An alarm of the losses stays open, with a score of 1.01, until the loss is back or its new level
     has become usual: one collapse is one alarm.
 
-    A change that the user announced (`planned_events`) begins every past anew:
-    what is usual before a change of rate, batch or data is no measure after it.
+    A change that the user announced (`planned_events`) resets every baseline:
+    values before a change of rate, batch or data do not predict those after it.
 
     Its weaknesses: it needs some ten records before it can judge a level; what
     fails within a step shows nothing before; and a level that lasts for some thirty

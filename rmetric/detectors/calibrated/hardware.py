@@ -18,7 +18,7 @@ class HardwareEvents(EvidenceSource):
         hardware_events  -log10 of the chance of so many events or more in the last 50
                          records, were they Poisson at the rate of all records before
 
-    One event is added to those before, so that a first event is no surprise by itself; nothing is
+    One event is added to those before, so that a first event does not alarm by itself; nothing is
     reported before the hundredth record.
     Events of the application are not counted.
     """
@@ -49,7 +49,7 @@ class HardwareEvents(EvidenceSource):
             self.statistics["hardware_events"] = poisson_surprise(self._recent, expected)
 
     def restart(self) -> None:
-        """A change of the training is no evidence of the hardware."""
+        """Do nothing: a change of the training says nothing about the hardware."""
 
     def words(self, name: str) -> str:
         rate = self._before / max(self._records, 1) * _WINDOW

@@ -22,8 +22,8 @@ _HELD, _STEADILY, _LEVEL = 5, 3, 30
 class RateChange:
     """The largest jump of the logged learning rate in the last twenty records.
 
-    Only a step out of a steady rate counts, as a warm-up is none, and only one that nobody
-    announced and no action of the monitor made. Of equal ones the first: the rate went up before
+    Only a step out of a steady rate counts, not a warm-up, and only one that nobody announced
+    and no action of the monitor made. Of equal jumps the first counts: the rate went up before
     it came back.
 
     Attributes:
@@ -94,7 +94,7 @@ class RateBeyondPeak(EvidenceSource):
         rate_beyond  log(rate / former peak), the former peak being the highest rate of which five
                      records in a row had none higher; from the third rise in a row above it on
 
-    A jump is no such growth, as restarts of a schedule jump, nor is a warm-up. A level that lasts
+    Jumps do not count, because restarts of a schedule jump, nor do warm-ups. A level that lasts
     for thirty records is the new peak. Logs of the planned rate, without the effect of a fault,
     show nothing here.
     """

@@ -22,7 +22,7 @@ from rmetric.detectors.calibrated.thresholds import Thresholds, default_threshol
 from rmetric.records import Record
 
 PATH = Path(__file__).with_name("failing_runs.json.xz")
-#: What is no evidence by itself.
+#: Fields that are not evidence by themselves.
 CIRCUMSTANCES = frozenset({"learning_rate"})
 #: Share of the detected failing runs that a calibration may lose.
 MOST_LOST = 0.1
@@ -127,7 +127,7 @@ class Recall(NamedTuple):
         return {fault: faults.count(fault) for fault in dict.fromkeys(faults)}
 
     def to_json(self) -> dict[str, Any]:
-        """As the threshold file holds it."""
+        """Its form in the threshold file."""
         return {
             "signals": list(self.signals),
             "runs": len(failing_runs()),
@@ -141,7 +141,7 @@ def recall(thresholds: Thresholds, logged: Collection[str]) -> Recall:
     """Failing runs that `thresholds` detect beside the shipped ones.
 
     The detector reads only what the calibration runs log, fields of `Record`: a run that the
-    probe loss shows is no evidence for thresholds that will judge a training loss.
+    probe loss shows says nothing about thresholds that will judge a training loss.
     """
     signals = tuple(name for name in SIGNALS if name in logged)
     shipped = default_thresholds()

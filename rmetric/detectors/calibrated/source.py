@@ -31,8 +31,8 @@ class EvidenceSource(ABC):
             absent while there is nothing to judge by. Each has its own unit,
             which the source's docstring gives.
         begun: name -> step of the first of the records that the statistic rests on now, for
-            `reason` and no score; absent where the source has none. Of one that is smoothed
-            it is the first of the present stretch of values that were themselves unusual.
+            `reason` only; absent where the source has none. For a smoothed statistic it is
+            the first of the present stretch of values that were themselves unusual.
 
     `update` is called once a record; one that does not hold what the source
     watches leaves it as it was. `restart` is called where the user announced a

@@ -70,12 +70,12 @@ def read_thresholds(path: Path) -> Thresholds:
 
 @lru_cache(maxsize=1)
 def default_thresholds() -> Thresholds:
-    """Those that are shipped."""
+    """The thresholds that come with rmetric."""
     return read_thresholds(DEFAULT)
 
 
 def thresholds_to_json(thresholds: Thresholds) -> dict[str, Any]:
-    """As the file holds them: null for never."""
+    """Their form in the file, where null means never."""
 
     def plain(part: Mapping[str, float]) -> dict[str, float | None]:
         return {name: None if value == inf else value for name, value in part.items()}
@@ -90,7 +90,7 @@ def _check_names(path: Path, part: str, found: Mapping[str, Any]) -> None:
     unknown = [name for name in found if name not in known]
     if unknown:
         raise ValueError(
-            f"{path}: {part!r} has {shown(unknown[0])}, which is no statistic; accepted are "
+            f"{path}: {part!r} has {shown(unknown[0])}, which is not a statistic; accepted are "
             f"{', '.join(known)}"
         )
 

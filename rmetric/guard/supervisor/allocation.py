@@ -155,7 +155,7 @@ class ShrinkData:
         )  # fmt: skip
 
     def remark(self, found: Layout, most: int) -> str:
-        """What the split means for the batch, or what would keep more copies at work."""
+        """A remark on the batch under this split, or on how to keep more copies at work."""
         if self.batch is None:
             return ""
         if found.global_batch != self.batch:

@@ -392,7 +392,7 @@ class Core:
         if failure.gpu is not None:
             killed_from_outside = failure.code in (-9, -15)
             return () if killed_from_outside else (failure.gpu,)
-        # A failure of a known rank is no evidence against its node.
+        # A failure of a known rank does not incriminate its node.
         if len(self.pool) > 1 and failure.rank is None and failure.kind != "exception":
             return tuple((failure.node, gpu) for gpu in self.pool.get(failure.node, ()))
         return ()

@@ -59,7 +59,7 @@ class Journal:
     """Appends to `journal.jsonl`; each line is durable when `write` returns.
 
     A last line truncated by a crash or a full disk is terminated before the next. `lines` are the
-    events, of earlier supervisors too; `num_invalid` of their lines are no events, and ignored.
+    events, of earlier supervisors too; `num_invalid` lines are not events and are ignored.
     """
 
     def __init__(self, path: Path) -> None:

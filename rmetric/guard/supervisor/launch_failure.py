@@ -98,7 +98,7 @@ def explain_exit(
     """Cause of a launch whose process exited with a code other than 0, below 0 for a signal.
 
     A GPU is named only if there is evidence against it: most exceptions occur on all ranks
-    alike, and the rank that raised first is no more suspect than the others. `log` is the end of
+    alike, so the rank that raised first is not more suspect than the others. `log` is the end of
     the output. `launcher`: the process is torchrun or ft_launcher, not the training itself.
     """
     rank, root_code = _root_of(log, list(allocation.gpus).index(node) * allocation.per_node)
@@ -145,7 +145,7 @@ def explain_hang(
         return LaunchFailure(kind="hang", words=words)
     rank = min(beats, key=lambda r: (beats[r].step, beats[r].time))
     first, others = beats[rank], [beats[r] for r in beats if r != rank]
-    # Fast steps have no heartbeat each: a lag below the heartbeat interval is no evidence.
+    # Not every fast step has a heartbeat: a lag below the heartbeat interval proves nothing.
     behind = bool(others) and all(
         other.step > first.step and other.time - first.time >= first.every for other in others
     )
@@ -158,7 +158,7 @@ def explain_hang(
     odd = [r for r, state in states.items() if state in (*STOPPED, *GONE)]
     if len(odd) == 1 < len(states):
         named = odd[0]
-        # A stopped process is no evidence against its GPU.
+        # A stopped process does not incriminate its GPU.
         gpu = gpu if named == rank and states[named] in GONE else None
         who += f"; rank {named} (process {beats[named].pid}) is {states[named]}"
     words = f"no heartbeat for {silent:.0f} s while {first.phase}, the limit is {limit:g}; {who}"
@@ -330,7 +330,7 @@ class HeartbeatTracker:
         return self._silent(now) or self._quiet(now)
 
     def restart(self, now: float) -> None:
-        """Count all timeouts from now on, after a time without signs that was no hang."""
+        """Restart all timeouts, after a silence that was not a hang."""
         self._seen = dict.fromkeys(self._seen, now)
         self._grew = now
 

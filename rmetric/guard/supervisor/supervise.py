@@ -126,8 +126,8 @@ class Supervisor:
             inode=inode, command=list(self.program.arguments), gpus=dict(self.pool),
         )  # fmt: skip
         if self.journal.num_invalid:
-            words = f"{self.folder.journal}: {self.journal.num_invalid} lines that are no events"
-            self._record("trouble", words=f"{words} are ignored")
+            words = f"{self.folder.journal}: {self.journal.num_invalid} lines are not events"
+            self._record("trouble", words=f"{words} and are ignored")
         self._adopts_orphans = self._adopts_orphans and processes.adopt_orphans()
         stop_watching = self._watch()
         try:

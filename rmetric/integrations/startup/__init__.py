@@ -39,9 +39,9 @@ def is_on(option: str, environment: Mapping[str, str]) -> bool:
 
 
 def audits_of(environment: Mapping[str, str]) -> bool | list[str]:
-    """What `make_audits` takes, from an environment: 1, 0, or names between commas.
+    """Argument for `make_audits`, from the environment: 1, 0, or names between commas.
 
-    Raises ValueError that names what is not accepted.
+    Raises ValueError, which names the value that is not accepted.
 
     >>> audits_of({}), audits_of({"RMETRIC_AUDITS": "-resume,-batches"})
     (True, ['-resume', '-batches'])

@@ -156,7 +156,7 @@ class SkipStep(Action):
     """Leaves the step at hand out: its gradients are dropped, so the optimiser changes nothing.
 
     The batch is used up and the schedule of the learning rate continues. After `limit` steps in a
-    row it reports that and skips no more until a step has passed without an alert: a run that only
+    row it reports that and stops skipping until a step has passed without an alert: a run that only
     skips is not training.
 
     An alert of a detector is about the step before, which is taken already: it leaves nothing out,
@@ -189,7 +189,7 @@ class SkipStep(Action):
         if self._in_a_row <= self.limit:
             monitor.leave_step_out()
         elif self._in_a_row == self.limit + 1:
-            logger.error("rmetric: %d steps in a row were skipped; no more are", self.limit)
+            logger.error("rmetric: %d steps in a row were skipped; now none are", self.limit)
 
 
 class CutLearningRate(Action):
@@ -203,7 +203,7 @@ class CutLearningRate(Action):
     not passed in and computes its rates anew at each step (LambdaLR, and so most of transformers')
     takes the cut back: one warning reports that.
 
-    The cut stands in `Record.actions`. It is no planned event: an alarm under way goes on.
+    The cut stands in `Record.actions`. It is not a planned event: an alarm under way goes on.
 
     Args:
         factor: above 0, below 1.
@@ -311,7 +311,7 @@ def as_action(action: Action | Callable[[Alert], None]) -> Action:
         return action
     if callable(action):
         return Callback(action)
-    raise TypeError(f"{action!r} is no action: an Action or a function of one alert is needed")
+    raise TypeError(f"{action!r} is not an action: an Action or a function of one alert is needed")
 
 
 def decision_words(entry: Mapping[str, Any]) -> str:

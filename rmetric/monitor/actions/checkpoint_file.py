@@ -82,7 +82,7 @@ def plain_states(
 def checkpoint_content(
     model: nn.Module, step: int, random: Any, left_out: Mapping[str, str], **more: Any
 ) -> dict[str, Any]:
-    """What `restore` takes; `logging` names what is left out."""
+    """The content that `restore` reads; left-out parts are logged as errors."""
     for name, why in left_out.items():
         logger.error("rmetric: the checkpoint of step %d is without %s: %s", step, name, why)
     return {
@@ -171,14 +171,14 @@ def restore(
     """
     found = last_good(Path(path)) if Path(path).is_dir() else Path(path)
     if found is None or not found.is_file():
-        raise ValueError(f"{path} is no checkpoint, nor a folder whose {POINTER!r} names one")
+        raise ValueError(f"{path} is neither a checkpoint nor a folder whose {POINTER!r} names one")
     path = found
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"{path} cannot be read as a checkpoint: {error}") from None
     if not isinstance(saved, dict) or saved.get("format") != FORMAT:
-        raise ValueError(f"{path} is no checkpoint of rmetric's EmergencyCheckpoint")
+        raise ValueError(f"{path} is not a checkpoint of rmetric's EmergencyCheckpoint")
     parts = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "monitor": monitor}
     for name, part in parts.items():
         if part is not None and saved.get(name) is None:
@@ -272,7 +272,7 @@ class EmergencyCheckpoint(Action):
     def __call__(self, alert: Alert, monitor: Monitor) -> None:
         if rank() != 0:
             return
-        if monitor.step < self._alarmed_at:  # a training that went back has no alarm open
+        if monitor.step < self._alarmed_at:  # the training went back: its alarm is closed
             self._open.end()
         self._alarmed_at = step = monitor.step
         self._open.open(alert.source, alert.since, alert.reason, step=step, lasts=True)

@@ -27,7 +27,7 @@ logger = logging.getLogger("rmetric")
 FINISH_SECONDS = 5.0
 _LARGEST_BATCH = 1000  # metrics that MLflow takes in one call
 _LONGEST_TAG = 5000  # characters, in MLflow
-#: Fields of a record that are not measured in live training, or are no number.
+#: Fields of a record that are not numbers, or are not measured in live training.
 LEFT_OUT = {"step", "time", "events", "failure_rate", "gradient_variance", "loss_drift"}
 
 

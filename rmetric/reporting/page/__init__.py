@@ -123,7 +123,7 @@ def verdict_of(run: Run, traces: Sequence[DetectorTrace]) -> RunVerdict:
 
 
 def live_alarm(verdict: RunVerdict, traces: Sequence[DetectorTrace]) -> str:
-    """Where the calibrated detector alarmed live, or why not; empty where it did not watch."""
+    """The calibrated detector's live alarm, or why there was none; empty if it did not watch."""
     trace = next((trace for trace in traces if trace.detector == OURS), None)
     if trace is None:
         return ""
@@ -132,7 +132,7 @@ def live_alarm(verdict: RunVerdict, traces: Sequence[DetectorTrace]) -> str:
 
 
 def monitor_events(run: Run) -> dict[str, Any]:
-    """What templates/monitor_events.html shows of a run that has decisions."""
+    """Content of templates/monitor_events.html, for a run that has decisions."""
     steps = np.array([record.step for record in run.records])
     shown, more = listed(run.log_events, MOST_ALARMS)
     decisions = decisions_of(run)

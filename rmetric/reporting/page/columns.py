@@ -105,7 +105,7 @@ def charts_of(
 
 
 def _logged(records: Sequence[Record], judged: str) -> list[Panel]:
-    """What the verdict is by comes first: the reward, or the `judged` part of the loss."""
+    """Panels of logged series; first the one judged: the reward, or the `judged` loss part."""
     panels = []
     for name, (title, hint) in POLICY.items():
         curve = [(record.policy or {}).get(name) for record in records]

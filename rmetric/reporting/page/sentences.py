@@ -99,7 +99,7 @@ def _details(trace: DetectorTrace) -> list[str]:
 
 
 def _later(trace: DetectorTrace) -> list[str]:
-    """What became of the first alarm."""
+    """How the first alarm went on."""
     later = []
     for before, alarm in zip([None, *trace.began], trace.began, strict=False):
         if before is not None and before.until == alarm.position and alarm.verdict:

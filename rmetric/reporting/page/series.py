@@ -107,7 +107,7 @@ class Charts:
 
     @property
     def places(self) -> Floats:
-        """Where each record lies on the axis, rising, shape (T,).
+        """Position of each record on the axis, rising, shape (T,).
 
         Records of one step lie beside each other within it, so that none hides another.
         """
@@ -121,7 +121,7 @@ class Charts:
         return places
 
     def place(self, step: int) -> float:
-        """Where a step lies on the axis: on an axis of records, at the first that reached it."""
+        """Position of a step: on an axis of records, that of the first record that reached it."""
         if not self.by_record:
             return float(step)
         reached = self.steps >= step
@@ -129,7 +129,7 @@ class Charts:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Of the axis, with all records and lines; a failure comes after the last record."""
+        """Range of the axis, with all records and lines; a failure follows the last record."""
         places, at = self.places, [self.place(line.step) for line in self.lines]
         low, high = min([float(places[0]), *at]), max([float(places[-1]), *at])
         edge = 0.02 * (high - low) or 1.0
@@ -137,7 +137,7 @@ class Charts:
 
 
 def kept(values: Floats, num_buckets: int) -> NDArray[np.intp]:
-    """Which of `values`, shape (N,), to draw: their indices, rising.
+    """Indices of the `values`, shape (N,), to draw, rising.
 
     The values are cut into stretches of equally many. Of each the smallest and the
     greatest finite value stay, and the first nan, inf and -inf that it has; so do the

@@ -56,7 +56,7 @@ def old_seeds() -> list[list[LabSpec]]:
 
 
 def development_failures() -> list[list[LabSpec]]:
-    """Of the same seeds those with a failing fault, and these branches alone, by the archives."""
+    """Seeds with a failing fault by the archives, with their failing branches alone."""
     failing = {
         run.id
         for split in ("calibration", "development")

@@ -258,7 +258,7 @@ NAME, ABOVE, EXTRA = 0.09, 0.84, 1.0
 
 
 def _looks() -> list[dict[str, Any]]:
-    """Of the lines: the twin's, the fault's alone, the rule's and rescue's."""
+    """Styles of the lines: the twin's, the fault's alone, the rule's and rescue's."""
     from rmetric.reporting import style
 
     colours, widths = (style.VERMILION, style.ORANGE, style.BLUE), (0.9, 0.9, 1.4)

@@ -189,7 +189,7 @@ class Disturbed:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What came of one training: the step and the held-out loss of its final weights.
+    """Result of one training: the step and the held-out loss of its final weights.
 
     Attributes:
         losses: the same at multiples of `EVERY`, of the last pass.

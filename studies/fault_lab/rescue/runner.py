@@ -156,7 +156,7 @@ class Branch:
     def gradients(
         self, adjust: Callable[[Settings], None] = lambda settings: None
     ) -> tuple[Settings, Tensor, Tensor]:
-        """As `branches.gradients`, of the next step."""
+        """`branches.gradients` for the next step."""
         self.executed += 1
         clock = self.step + 1 if self._by_schedule else self.executed
         batch = self.batch_of(self.step + 1)
@@ -186,7 +186,7 @@ class Branch:
             self._disturbance.state = copy.deepcopy(state.fault)
 
     def leave_out_data(self, first: int, last: int) -> None:
-        """Use the batches of these steps no more."""
+        """Leave out the batches of these steps from now on."""
         self.left_out = [*self.left_out, (self.batch_of(first), self.batch_of(last) + 1)]
 
     def batch_of(self, step: int) -> int:
@@ -219,7 +219,7 @@ def train_untreated(control: Control, spec: LabSpec) -> Untreated:
 
 
 class Seen(NamedTuple):
-    """What a training knows of a step before its update; loss and norm are of all workers."""
+    """Measurements of a step before its update; loss and norm are of all workers."""
 
     step: int
     loss: float

@@ -24,9 +24,9 @@ from studies.fault_lab.rescue.policies import ABLATIONS, KNOWN, NEWER, NOTHING, 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "rescue.md"
 SEALED, OPEN = "rescue_sealed", "rescue_open"
 #: The seeds of the laboratory itself, which were known before the policies were written.
-OLD = "rescue_old"
+LAB_SEEDS = "rescue_lab_seeds"
 #: The same seeds, known by then, with a detector that came after their opening.
-NEWER_DETECTOR = "rescue_sealed_newer_detector"
+NEWER_DETECTOR = "rescue_sealed_detector_0ab1908"
 
 #: Nats above the twin up to which a run counts as averted or held.
 ABOVE = 0.05
@@ -269,14 +269,14 @@ def made(results: Path) -> list[Table]:
         found.append(
             policies(opened, [RESCUE, *ABLATIONS], name="rescue_parts", title=title, number=13)
         )
-    if old := known(OLD):
+    if old := known(LAB_SEEDS):
         names, seeds = _policies_of(old), len({row["seed"] for row in old})
         which = "all" if seeds == SEEDS else f"{seeds} of the"
         which = f"{which} {SEEDS} open seeds"
         title = f"Policies on the failing runs of {which}"
-        found.append(policies(old, names, name="rescue_old", title=title, number=14))
+        found.append(policies(old, names, name=LAB_SEEDS, title=title, number=14))
         title = f"Runs of {which} that do not fail: what a policy does to them"
-        found.append(harm(old, names, name="rescue_old_harm", title=title, number=15, note=""))
+        found.append(harm(old, names, name=f"{LAB_SEEDS}_harm", title=title, number=15, note=""))
     return found
 
 

@@ -36,7 +36,7 @@ __all__ = ["build_figures", "diagrams", "dot_version", "kept"]
 
 
 def diagrams(study: Study) -> tuple[Diagram, Diagram]:
-    """Of figures 1 and 2."""
+    """Diagrams of figures 1 and 2."""
     return system_diagram(study), failure_process(study.reference)
 
 

@@ -147,7 +147,7 @@ def by_columns(diagram: Diagram) -> Layout:
 
 
 def draw(diagram: Diagram, layout: Layout) -> Figure:
-    """As wide as one column or both, in the middle; only what is wider is shrunk with its text."""
+    """Draw a diagram centred, one column or two wide; only a wider one is shrunk with its text."""
     needed, height = layout.width + 2 * MARGIN, layout.height + 2 * MARGIN
     width = max(needed, COLUMN_WIDTH if needed <= COLUMN_WIDTH else TEXT_WIDTH)
     shrink = min(1.0, TEXT_WIDTH / width)
@@ -237,7 +237,7 @@ def keep(diagrams: Iterable[Diagram]) -> None:
 
 
 def by_dot(diagram: Diagram) -> Layout:
-    """As Graphviz places it. Raises graphviz.ExecutableNotFound without `dot`."""
+    """Layout by Graphviz. Raises graphviz.ExecutableNotFound without `dot`."""
     placed = json.loads(dot_source(diagram).pipe(format="json0", encoding="utf-8"))
     _, _, width, height = _numbers(placed["bb"])
     boxes = {box["name"]: box for box in placed["objects"]}

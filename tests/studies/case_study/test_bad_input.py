@@ -108,7 +108,7 @@ def test_a_dataset_that_cannot_be_used_says_why(model, tmp_path, name, text, mes
 
 def test_a_folder_with_something_else_in_it_is_left_alone(model, dataset, tmp_path):
     (tmp_path / "thesis.txt").write_text("x")
-    assert "it is no empty folder" in refused(*mini(model, dataset, tmp_path))
+    assert "it is not an empty folder" in refused(*mini(model, dataset, tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 

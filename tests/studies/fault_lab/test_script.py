@@ -22,7 +22,7 @@ from studies.fault_lab import design, read_runs
 from studies.fault_lab.branches import Definitions
 from studies.fault_lab.campaign import SEAL, check_seal, describe
 from studies.fault_lab.spec import LabSpec
-from tests.studies.lab.training import branch, control
+from tests.studies.fault_lab.training import branch, control
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = ["--seeds", "2", "--steps", "12", "--corpus", "generated", "--jobs", "1"]

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="the laboratory's models are those of
 
 from studies.fault_lab.faults import FAULTS, Turn, fault  # noqa: E402
 from studies.fault_lab.training import WORKERS  # noqa: E402
-from tests.studies.lab.training import trained  # noqa: E402
+from tests.studies.fault_lab.training import trained  # noqa: E402
 
 TRAINED = {name: trained(name) for name in ("llama", "mixtral")}
 SNAPSHOTS = {name: training.snapshot() for name, training in TRAINED.items()}

@@ -1,4 +1,4 @@
-"""A fault for good, in every trainer: the end is no worse than without rescue, or it is held.
+"""A lasting fault, in every trainer: the end is no worse than without rescue, or it is held.
 
 Rates that leave their scheduler's are set back before a step is taken: the run is its twin.
 """

@@ -24,7 +24,7 @@ from studies.detector_benchmark.real_logs import (
     real,
 )
 from tests.authors_data import LOGS, needs_training_logs
-from tests.studies.benchmark.runs import alarmed
+from tests.studies.detector_benchmark.runs import alarmed
 
 ROOT = Path(__file__).parents[3]
 

@@ -30,7 +30,7 @@ from studies.detector_benchmark.cases import (
 )
 from studies.detector_benchmark.data_sets import DataSet
 from studies.detector_benchmark.measure import Judged, curve, operating
-from tests.studies.benchmark.runs import ONSET, STEPS, alarmed, campaign, made_run, rising
+from tests.studies.detector_benchmark.runs import ONSET, STEPS, alarmed, campaign, made_run, rising
 
 
 def cases_of(*runs: Run) -> Cases:

@@ -16,7 +16,7 @@ from studies.fault_lab.design import campaign  # noqa: E402
 from studies.fault_lab.models import ARCHITECTURES, BALANCE, FlatModel, build_module  # noqa: E402
 from studies.fault_lab.spec import AXES, LabSpec, config_of, entries_of  # noqa: E402
 from studies.fault_lab.training import Settings, Training, Weights, muon, schedule, sgd  # noqa: E402
-from tests.studies.lab.training import branch, control, trained  # noqa: E402
+from tests.studies.fault_lab.training import branch, control, trained  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from studies.detector_benchmark.measure import CEILINGS
 from studies.detector_benchmark.tables import FAULT_GROUPS, tables
 from studies.detector_benchmark.views import table as view_table
 from tests.evaluation.synthetic_study import write_study
-from tests.studies.benchmark.runs import write_lab
+from tests.studies.detector_benchmark.runs import write_lab
 
 ROOT = Path(__file__).parents[3]
 

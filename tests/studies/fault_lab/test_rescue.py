@@ -26,7 +26,7 @@ from studies.fault_lab.rescue.runner import (
 )
 from studies.fault_lab.rescue.tables import aims, by_fault, harm, outcome, policies
 from studies.fault_lab.spec import LabSpec
-from tests.studies.lab import training
+from tests.studies.fault_lab import training
 
 # -- policies: shared steps are those that would be trained, time goes on
 
