@@ -33,7 +33,7 @@ from rmetric.diagnosis.model import (
     suspects,
 )
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
-from rmetric.diagnosis.signature import HUNG, NOT_FINITE, InferredCause, Signature, inferred_causes
+from rmetric.diagnosis.signature import HUNG, NOT_FINITE, Signature, inferred_causes
 from rmetric.diagnosis.stage import stage_of_failure
 
 #: Largest number of events that are shown, of their streams, and of candidates.
@@ -114,11 +114,11 @@ class Weighed:
 
     def diagnosis(self) -> Diagnosis:
         first = self.hypotheses[0][0]
-        if first.group == HEALTHY:
+        if first.id == HEALTHY:
             return self._no_failure()
         if first.fault is None:
             return self._inferred(first)
-        if first.group in ("echo", "symptom") and first.fault.confidence < NAMES_A_CAUSE:
+        if first.fault.role in ("echo", "symptom") and first.fault.confidence < NAMES_A_CAUSE:
             return self._unclear(first.fault)
         return self._explained(first.fault)
 
@@ -129,34 +129,37 @@ class Weighed:
             why += ", before all other faults"
         if lead.role == "echo":
             why += "; reported by ranks that lost a peer; the cause itself left no line"
-        kind, against = lead.role, ""
-        if lead.role == "ending" and (against := self._stood_still(lead)):
-            kind = "ending without progress"
+        kind = lead.role
+        if kind == "ending" and (against := self._stood_still(lead)):
+            kind, why = "ending without progress", f"{why}; not sure: {against}"
         return self._result(
-            kind=kind,
+            kind,
             strength=0.0 if lead.follows else lead.confidence,
             outcome="terminated" if lead.role == "ending" else "failed",
-            cause=signature,
             # The exception is more precise than a generic signature's title.
             title=(signature.rank < SPECIFIC and raised(lead.first.text)) or signature.title,
-            why=why + (f"; not sure: {against}" if against else ""),
-            place=lead.first,
+            why=why,
             events=self._events(),
-            stage=self.stage_of(self.hypotheses[0][0]),
         )
 
     def stage_of(self, guess: Hypothesis) -> str:
         """The stage of the job at the failure, if a hypothesis is right."""
-        if guess.fault is not None:
-            return stage_of_failure(self.scene, [guess.fault, *self.faults], guess.fault.first)
-        odd = self.scene.odd_stacks
-        stages = [odd[suspect.name].awaits for suspect in named(self.ranked) if suspect.name in odd]
-        stages += [row.stage for row in guess.rows]
-        place = self._place_of(guess.rows[0])
-        return next(filter(None, stages), "") or stage_of_failure(self.scene, self.faults, place)
+        stages = list[str]()
+        if guess.rows:
+            odd = self.scene.odd_stacks
+            stages += [odd[who.name].awaits for who in named(self.ranked) if who.name in odd]
+            stages += [row.stage for row in guess.rows]
+        faults = [guess.fault, *self.faults] if guess.fault is not None else self.faults
+        place = self._place_of(guess)
+        return next(filter(None, stages), "") or stage_of_failure(self.scene, faults, place)
 
-    def _place_of(self, row: Row) -> Occurrence | None:
-        """The entry that shows an inferred cause best."""
+    def _place_of(self, guess: Hypothesis) -> Occurrence | None:
+        """The entry that shows best what a hypothesis states."""
+        if guess.id == HEALTHY:
+            return self.job.succeeded
+        if guess.fault is not None:
+            return guess.fault.first
+        row = guess.rows[0]
         stream = self.job.streams.get(row.target)
         return row.entry or (stream.last if stream is not None else None)
 
@@ -175,83 +178,66 @@ class Weighed:
             by = "ended by" if first.id in (HUNG, NOT_FINITE) else "followed by"
             more.append(f"{by}: {end.signature.title}")
         return self._result(
-            kind="hang" if first.id == HUNG else "inferred",
+            "hang" if first.id == HUNG else "inferred",
             strength=suspect.score if suspect is not None else 1.0,
             outcome="failed",
-            cause=cause,
             title=cause.title.format(who=who, what=row.words),
             why="; ".join([cause.why, *more]),
-            place=self._place_of(row),
             events=self._events(self.unusual.events),
             nodes=nodes,
-            stage=self.stage_of(first),
         )
 
     def _unclear(self, lead: Fault) -> Diagnosis:
         """A fault that does not explain the failure; the candidates and its entry are shown."""
         return self._result(
-            kind="no cause",
+            "no cause",
             strength=lead.confidence,
             outcome="failed" if self.scene.known.lacks_its_end(self.job) else "unknown",
             title=f"Cause unknown. Closest match: {lead.signature.title}",
             why=how_often(lead, self.job),
-            place=lead.first,
             to_do=lead.signature.to_do,
             events=self._events(self.unusual.events),
         )
 
     def _no_failure(self) -> Diagnosis:
         """No fault stands out: the job went well, or its logs do not state how."""
-        job, numbers, odd = self.job, self.unusual.numbers, self.unusual.events
-        apart = {place.stream for place, _ in numbers}
-        healthy: dict[str, Any] = {
-            "outcome": "healthy",
-            "title": "No failure found",
-            "place": job.succeeded,
-            "events": self._of_odd(numbers),
-            "nodes": named([suspect for suspect in self.ranked if suspect.name in apart]),
-        }
-        unknown: dict[str, Any] = {
-            "kind": "unknown",
-            "outcome": "unknown",
-            "events": self._of_odd(odd),
-        }
+        job, odd = self.job, self.unusual.events
+        kind, title, to_do = "no failure", "No failure found", tuple[str, ...]()
+        apart = {place.stream for place, _ in self.unusual.numbers}
+        nodes = named([suspect for suspect in self.ranked if suspect.name in apart])
         if job.succeeded is not None and not self.scene.alone:
-            why = f"planned end stated: {job.succeeded.text}"
-            return self._result(kind="planned end", why=why, **healthy)
-        if self.scene.known.lacks_its_end(job):
-            end = "no known fault, but unusual events at the end" if odd else (
-                "the log ends without a fault and without the usual end"
-            )  # fmt: skip
+            kind, why = "planned end", f"planned end stated: {job.succeeded.text}"
+        elif self.scene.known.lacks_its_end(job):
+            kind, nodes = "unknown", named(self.ranked)
+            end = "the log ends without a fault and without the usual end"
+            end = "no known fault, but unusual events at the end" if odd else end
+            title = f"Outcome unknown: {end}"
             why = "successful jobs of these settings state their end; this one does not"
-            return self._result(title=f"Outcome unknown: {end}", why=why, **unknown)
-        if job.trained and (short := early_stop(self.scene)):
-            healthy |= {"title": f"No failure found{short}", "to_do": (JOB_ENDED_HINT, LOSSES_HINT)}
+        elif job.trained and (short := early_stop(self.scene)):
+            kind, title = "log stops", f"No failure found{short}"
             why = "no failure found; the job may still run or was killed, or the log is cut"
-            return self._result(kind="log stops", why=why, **healthy)
-        losses = any(event.count > 1 and LOSS.search(event.template) for event in job.events)
-        if job.trained or losses:
-            kind = "no failure" if job.trained else "log stops"
-            return self._result(kind=kind, why=NO_FAILURE_FOUND, to_do=(LOSSES_HINT,), **healthy)
-        title = "Outcome unknown: these logs show no training, no end and no known fault"
-        return self._result(title=title, why="no line was recognised", nodes=(), **unknown)
+            to_do = (JOB_ENDED_HINT, LOSSES_HINT)
+        elif job.trained:
+            why, to_do = NO_FAILURE_FOUND, (LOSSES_HINT,)
+        elif any(event.count > 1 and LOSS.search(event.template) for event in job.events):
+            kind, why, to_do = "log stops", NO_FAILURE_FOUND, (LOSSES_HINT,)
+        else:
+            kind, nodes = "unknown", ()
+            title = "Outcome unknown: these logs show no training, no end and no known fault"
+            why = "no line was recognised"
+        outcome = "unknown" if kind == "unknown" else "healthy"
+        events = self._of_odd(odd if outcome == "unknown" else self.unusual.numbers)
+        return self._result(
+            kind, outcome=outcome, title=title, why=why, to_do=to_do, events=events, nodes=nodes
+        )
 
     # -- its parts
 
     def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:
-        """Those of the faults, errors that first occur with them, and `odd` ones; each once."""
-        found, shown = self.unusual, self._of_causes()
-        lines = {(event.file, event.line) for event in shown}
-        templates = {event.template for event in shown}
-        more: list[tuple[int | Occurrence, str]]
-        more = [*found.numbers, *found.slow, *[*found.errors, *odd][:MAX_EVENTS]]
-        for event in self._of_odd(more):
-            if (event.file, event.line) not in lines and event.template not in templates:
-                shown.append(event)
-        return tuple(shown[:MAX_EVENTS])
+        """Those of the faults, errors that first occur with them, and `odd` ones; each once.
 
-    def _of_causes(self) -> list[Evidence]:
-        """One for each event that a cause matched, the causes first; generic ones if no other."""
+        The causes come first; generic ones only where there are no other.
+        """
         shown: dict[int, Evidence] = {}
         top = [fault for fault in self.faults if fault.signature.rank and fault.confidence >= LEAST]
         for cause in sorted(top or self.faults, key=lambda fault: _ORDER.index(fault.role)):
@@ -261,7 +247,11 @@ class Weighed:
                 first = [*firsts, self.job.events[number].first][0]
                 who = [match.stream for match in matches]
                 shown[number] = self._evidence(first, who, cause.signature.title, cause.signature)
-        return [*shown.values()][:MAX_EVENTS]
+        found, templates = self.unusual, {event.template for event in shown.values()}
+        more: list[tuple[int | Occurrence, str]] = [*found.numbers, *found.slow]
+        more += [*found.errors, *odd][:MAX_EVENTS]
+        others = [event for event in self._of_odd(more) if event.template not in templates]
+        return tuple([*shown.values(), *others][:MAX_EVENTS])
 
     def _of_odd(self, odd: Iterable[tuple[int | Occurrence, str]]) -> tuple[Evidence, ...]:
         """Events by number, or single entries, that a pattern found, with its reason; each once."""
@@ -301,18 +291,19 @@ class Weighed:
     def _candidates(self, confidence: float, kind: str) -> tuple[Candidate, ...]:
         """The next hypotheses, which share what the confidence leaves."""
         named_first = kind not in ("no cause", "unknown")
-        others = [pair for pair in self.hypotheses if pair[0].group != HEALTHY][named_first:]
+        others = [pair for pair in self.hypotheses if pair[0].id != HEALTHY][named_first:]
         left = sum(share for _, share in self.hypotheses[named_first:]) or 1.0
         found = []
         for guess, share in others[:MAX_CANDIDATES]:
             part = (1.0 - confidence) * share / left
+            title = guess.cause.title
             if guess.fault is not None:
-                title, follows = guess.fault.signature.title, guess.fault.follows
-                if guess.group == "ending" and self.hypotheses[0][0].group == "inferred":
+                follows = guess.fault.follows
+                if guess.fault.role == "ending" and self.hypotheses[0][0].rows:
                     follows = follows or self.hypotheses[0][0].id
                 why = f"{FOLLOWS}{follows}" if follows else how_often(guess.fault, self.job)
             else:
-                row, title = guess.rows[0], inferred_causes()[guess.id].title
+                row = guess.rows[0]
                 title, why = title.format(who=row.target or "one rank", what=row.words), row.words
             found.append(Candidate(guess.id, title, round(min(part, confidence), 3), why))
         return tuple(found)
@@ -339,53 +330,44 @@ class Weighed:
 
     def _time(self, place: Occurrence | None) -> float | None:
         """Time of an entry; of one without, that of the next in its file, or its stream's last."""
-        if place is None:
-            return None
-        if place.time is None:
+        ordering = self.scene.ordering
+        if place is not None and place.time is None:
             last = self.job.streams[place.stream].last_time
-            after = self.scene.ordering.at_latest(place)
-            place = after or msgspec.structs.replace(place, time=last)
-        return self.scene.ordering.dated(place)
+            place = ordering.at_latest(place) or msgspec.structs.replace(place, time=last)
+        return None if place is None else ordering.dated(place)
 
     def _result(
-        self,
-        *,
-        kind: str,
-        strength: float = 1.0,
-        place: Occurrence | None = None,
-        cause: Signature | InferredCause | None = None,
-        **fields: Any,
+        self, kind: str, *, outcome: str, strength: float = 1.0, **fields: Any
     ) -> Diagnosis:
-        job, outcome = self.job, fields["outcome"]
-        fields = {"nodes": named(self.ranked)} | fields
-        if cause is not None:
+        (first, share), *others = self.hypotheses
+        job, furthest = self.job, self.job.furthest
+        if first.id != HEALTHY and kind != "no cause":
+            cause = first.cause
             fields |= {"cause": cause.id, "family": cause.family, "to_do": cause.to_do}
             fields["actor"] = cause.actor or None
-        if "stage" not in fields:
-            fields["stage"] = stage_of_failure(self.scene, self.faults, place)
-        furthest = job.furthest
+        # Numbers of samples are no steps.
         steps = furthest is not None and not furthest.counts_samples
         since = self.unusual.first_odd if outcome != "healthy" else None
         # What the model gives it, at most what such answers were worth at first looks.
-        confidence = min(self.hypotheses[0][1], self.model.limit(kind, strength))
+        confidence = min(share, self.model.limit(kind, strength))
         confidence = 0.0 if kind == "unknown" else round(max(confidence, MIN_CONFIDENCE), 3)
         shows_others = outcome != "healthy" or confidence < LIKELY
-        candidates = self._candidates(confidence, kind) if shows_others else ()
-        (first, _), *others = self.hypotheses
         second = others[0][0].features if others else first.features
         carried = reasons(first.features, second, self.model.causes)
         return Diagnosis(
+            outcome=outcome,
             confidence=confidence,
             score=round(strength, 3),
             basis=kind,
             because=tuple(BECAUSE[name] for name in carried if name in BECAUSE),
-            candidates=candidates,
+            candidates=self._candidates(confidence, kind) if shows_others else (),
+            stage=self.stage_of(first),
             iteration=furthest.last_step if furthest and steps else None,
             since=since.step if since and steps else None,
-            time=self._time(place),
+            time=self._time(self._place_of(first)),
             notes=(*job.notes, *self.scene.notes, *self.unusual.notes),
             job=_described(job, self.scene.ordering),
-            **fields,
+            **({"nodes": named(self.ranked)} | fields),
         )
 
 

@@ -22,10 +22,7 @@ from rmetric.diagnosis.facts.job import Job, JobStream
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.reading.steps import planned_steps
 from rmetric.diagnosis.result import MAX_NODES, SURE, Suspect
-from rmetric.diagnosis.signature import HUNG
-
-#: Just below what is called sure.
-MOST_UNSURE = SURE - 0.01
+from rmetric.diagnosis.signature import HUNG, InferredCause, Signature, inferred_causes
 
 Features = Mapping[str, float]
 #: (score, share of right answers) in rising order; linear between, constant beyond.
@@ -72,8 +69,11 @@ class Model:
 
         Just below what is called sure where too few of such answers were right.
         """
-        share = interpolated(self.shares[kind], strength) if kind in self.shares else 1.0
-        return share if strength >= self.sure_from.get(kind, 1.01) else min(share, MOST_UNSURE)
+        share = 1.0
+        if kind in self.shares:
+            places, values = zip(*self.shares[kind], strict=True)
+            share = round(float(np.interp(strength, places, values)), 6)
+        return share if strength >= self.sure_from.get(kind, 1.01) else min(share, SURE - 0.01)
 
 
 def score(features: Features, weights: Features) -> float:
@@ -92,18 +92,8 @@ def probabilities(scores: Sequence[float]) -> list[float]:
     return [value / sum(powers) for value in powers]
 
 
-def interpolated(knots: Knots, at: float) -> float:
-    """The value of a piecewise linear function.
-
-    >>> interpolated([(0.5, 0.2), (0.9, 0.6)], 0.7)
-    0.4
-    """
-    places, values = zip(*knots, strict=True)
-    return round(float(np.interp(at, places, values)), 6)
-
-
-def reasons(features: Features, others: Features, weights: Features, most: int = 3) -> list[str]:
-    """The features that carry a candidate over the next one, the strongest first.
+def reasons(features: Features, others: Features, weights: Features) -> list[str]:
+    """At most three features that carry a candidate over the next one, the strongest first.
 
     They speak for it, or against the other, which alone has them.
     """
@@ -113,7 +103,7 @@ def reasons(features: Features, others: Features, weights: Features, most: int =
         if features.get(name, 0.0) > 0 or weights.get(name, 0.0) < 0
     }
     names = sorted(gain, key=lambda name: (-gain[name], name))
-    return [name for name in names if gain[name] > 0][:most]
+    return [name for name in names if gain[name] > 0][:3]
 
 
 def candidates(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
@@ -131,8 +121,7 @@ def candidates(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
 def suspects(scene: Scene, rows: Sequence[Row], weights: Features) -> tuple[Suspect, ...]:
     """All streams with evidence, the most suspect first; `named` selects from them."""
     features = candidates(rows)
-    scores = {target: score(its, weights) for target, its in features.items()}
-    innocent, node_of_all, found = scores[NOBODY], only_node(scene.job), []
+    innocent, node_of_all, found = score(features[NOBODY], weights), only_node(scene.job), []
     for target, against in grouped(rows, "target").items():
         its = strongest(against).values()
         carried = sorted(its, key=lambda row: -weights.get(row.kind, 0.0) * row.strength)
@@ -142,18 +131,13 @@ def suspects(scene: Scene, rows: Sequence[Row], weights: Features) -> tuple[Susp
             rank=int(rest) if kind == "rank" and rest.isdigit() else None,
             node=rest if kind == "node" else None,
         )
-        found.append(
-            Suspect(
-                name=target,
-                rank=stream.rank,
-                node=scene.job.node_of(stream) or (None if stream.rank is None else node_of_all),
-                score=round(1.0 / (1.0 + exp(innocent - scores[target])), 3),
-                why="; ".join(row.words for row in carried[:3]),
-            )
-        )
-    return tuple(
-        sorted(found, key=lambda who: (-who.score, -1 if who.rank is None else who.rank, who.name))
-    )
+        rank = stream.rank
+        node = scene.job.node_of(stream) or (None if rank is None else node_of_all)
+        share = round(1.0 / (1.0 + exp(innocent - score(features[target], weights))), 3)
+        why = "; ".join(row.words for row in carried[:3])
+        found.append(Suspect(name=target, rank=rank, node=node, score=share, why=why))
+    found.sort(key=lambda who: (-who.score, -1 if who.rank is None else who.rank, who.name))
+    return tuple(found)
 
 
 def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
@@ -184,17 +168,20 @@ class Hypothesis:
 
     Attributes:
         id: of a signature or of an inferred cause; `HEALTHY` for no failure.
-        group: the role of the signature, "inferred" or "healthy".
         features: name -> value.
         fault: the known fault; None else.
         rows: evidence for an inferred cause, that of the likeliest suspect first.
     """
 
     id: str
-    group: str
-    features: Mapping[str, float]
+    features: Features
     fault: Fault | None = None
-    rows: tuple[Row, ...] = ()
+    rows: Sequence[Row] = ()
+
+    @property
+    def cause(self) -> Signature | InferredCause:
+        """What is known of the cause; there is none of `HEALTHY`."""
+        return self.fault.signature if self.fault else inferred_causes()[self.id]
 
 
 def hypotheses(scene: Scene, rows: Sequence[Row], ranked: Sequence[Suspect]) -> list[Hypothesis]:
@@ -204,14 +191,12 @@ def hypotheses(scene: Scene, rows: Sequence[Row], ranked: Sequence[Suspect]) -> 
     found = [_known(fault, HUNG in by_cause) for fault in scene.faults]
     for cause, its in by_cause.items():
         its.sort(key=lambda row: -suspected.get(row.target, 0.0))
-        features = {cause: 1.0}
-        if any(row.kind == "hang" for row in its):
-            features["hang"] = 1.0
-        found.append(Hypothesis(id=cause, group="inferred", features=features, rows=tuple(its)))
+        hang = float(any(row.kind == "hang" for row in its))
+        found.append(Hypothesis(id=cause, features={cause: 1.0, "hang": hang}, rows=its))
     ended = scene.job.succeeded is not None and not scene.alone
     if ended or scene.job.trained or not found:
         features = {HEALTHY: 1.0, "planned end": float(ended), "faults": log1p(len(scene.faults))}
-        found.append(Hypothesis(id=HEALTHY, group=HEALTHY, features=features))
+        found.append(Hypothesis(id=HEALTHY, features=features))
     return found
 
 
@@ -224,8 +209,7 @@ def _known(fault: Fault, hangs: bool) -> Hypothesis:
         "consequence": float(bool(fault.follows)),
         "ending of a hang": float(hangs and fault.role == "ending"),
     }
-    features = {name: value for name, value in features.items() if value}
-    return Hypothesis(id=fault.signature.id, group=fault.role, features=features, fault=fault)
+    return Hypothesis(id=fault.signature.id, features=features, fault=fault)
 
 
 def early_stop(scene: Scene) -> str:

@@ -97,11 +97,11 @@ class Restart:
 
     def as_json(self) -> dict[str, Any]:
         """With how Slurm and Kubernetes leave the nodes out, and ``text``, all in one line."""
-        names = [quote(node) for node in self.nodes]
-        slurm = f"--exclude={','.join(names)}" if names else ""
-        taint = f"kubectl taint nodes {' '.join(names)} rmetric=suspect:NoSchedule" if names else ""
-        what = {"stop": "no", "restart": "yes"}.get(self.action)
-        what = what or f"yes, without {', '.join(self.nodes)} ({slurm}; {taint})"
+        what, slurm, taint = "no" if self.action == "stop" else "yes", "", ""
+        if names := [quote(node) for node in self.nodes]:
+            slurm = f"--exclude={','.join(names)}"
+            taint = f"kubectl taint nodes {' '.join(names)} rmetric=suspect:NoSchedule"
+            what = f"yes, without {', '.join(self.nodes)} ({slurm}; {taint})"
         return asdict(self) | {"text": f"{what}: {self.why}", "slurm": slurm, "kubernetes": taint}
 
     @property

@@ -38,7 +38,6 @@ from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import HEALTHY, NOBODY, Features, Knots, Model, candidates
 from rmetric.diagnosis.result import SURE
-from rmetric.diagnosis.signature import inferred_causes
 from rmetric.logs import write_atomically
 from studies.common.command import command_parser
 from studies.common.processes import mapped
@@ -213,8 +212,7 @@ def causes_of(job: Labelled, weights: Features) -> list[tuple[Features, bool]]:
     for each, _ in whole.hypotheses:
         family = stage = ""
         if each.id != HEALTHY:
-            known = each.fault.signature if each.fault else inferred_causes()[each.id]
-            family, stage = known.family, whole.stage_of(each)
+            family, stage = each.cause.family, whole.stage_of(each)
         choices.append((each.features, bool(job.is_right and job.is_right(each.id, family, stage))))
     return choices
 

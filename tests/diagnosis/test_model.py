@@ -14,7 +14,6 @@ from rmetric.diagnosis.model import (
     NOBODY,
     Model,
     candidates,
-    interpolated,
     probabilities,
     reasons,
     score,
@@ -81,7 +80,7 @@ def test_a_feature_without_a_weight_counts_nothing():
 
 @given(st.sampled_from(sorted(MODEL.shares)), st.floats(0, 1), st.floats(0, 1))
 def test_surer_evidence_is_never_worth_less(kind, strength, other):
-    low, high = (interpolated(MODEL.shares[kind], at) for at in sorted((strength, other)))
+    low, high = (MODEL.limit(kind, at) for at in sorted((strength, other)))
     assert 0 <= low <= high <= 1
     assert MODEL.sure_from[kind] >= 0.5
 

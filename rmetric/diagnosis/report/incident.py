@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from rmetric.reporting.page import (
     trace_of_r_metric,
     trace_with_reasons,
 )
-from rmetric.reporting.page.columns import charts_of
+from rmetric.reporting.page.columns import OURS, charts_of
 from rmetric.reporting.page.render import MOST_ALARMS, listed, render_incident
 from rmetric.reporting.page.sentences import decisions_of, short_words, summarise
 from rmetric.reporting.page.series import Charts, Line
@@ -40,9 +39,8 @@ from rmetric.telemetry.sources import ReplayedReadings
 
 #: Rows of the table of GPUs.
 MOST_NEWS = 200
-DETECTOR = "calibrated"
 #: Panels of a run's page that are shown here too.
-_PANELS = ("loss", "gradient_norm", f"score_{DETECTOR}")
+_PANELS = ("loss", "gradient_norm", f"score_{OURS}")
 #: Of a training log's steps, beyond which a step of the logs is not of the same count.
 _BEYOND = 0.1
 #: Seconds; what is earlier has no year, or counts from a machine's start.
@@ -137,19 +135,19 @@ def incident_page(
     `rmetric telemetry --jsonl` recorded. Raises LogError, OSError: a file cannot be read.
     """
     metric = None if metrics is None else read_metric(metrics, diagnosis)
-    gpus = None
+    gpus, rows = None, list[dict[str, Any]]()
     if telemetry is not None:
         source = ReplayedReadings(telemetry)
         gpus = Gpus(source.poll(), {key: state.time for key, state in source.verdicts().items()})
+        rows = _rows(gpus, diagnosis)
     times, remarks = timelines(diagnosis, metric, gpus)
     shown, more = listed([] if metric is None else metric.trace.began, MOST_ALARMS)
-    news, more_news = listed([] if gpus is None else _rows(gpus, diagnosis), MOST_NEWS)
+    news, more_news = listed(rows, MOST_NEWS)
     return render_incident(
         None if metric is None else metric.charts,
         diagnosis=diagnosis,
         title=render.headline(diagnosis), what=render.what(diagnosis),
-        where=render.where(diagnosis),
-        when=render.when(diagnosis),
+        where=render.where(diagnosis), when=render.when(diagnosis),
         sureness=render.sureness(diagnosis),
         acts=render.WHO_ACTS.get(diagnosis.actor or "", diagnosis.actor or ""),
         text=render.verdict(diagnosis),
@@ -158,30 +156,35 @@ def incident_page(
         speakers=lambda event: [plain(who) for who in event.who if who != event.file],
         moment=lambda time: "" if time is None else clock(time),
         timelines=times, remarks=remarks,
-        metric=metric,
+        metric=metric, shown=shown, more=more,
         saying=None if metric is None else summarise(metric.scored.run, metric.trace),
-        shown=shown, more=more,
         **({"decisions": []} if metric is None else monitor_events(metric.scored.run)),
-        gpus=gpus, gpu_words=None if gpus is None else _in_words(gpus, diagnosis),
-        news=news, more_news=more_news,
+        gpus=gpus, news=news, more_news=more_news,
+        gpu_words=None if gpus is None else _in_words(gpus, rows),
         version=__version__,
     )  # fmt: skip
 
 
 def on_axis(time: float | None) -> bool:
     """Return True for a date with its year."""
-    return time is not None and isfinite(time) and FIRST_TIME <= time <= LAST_TIME
+    return time is not None and FIRST_TIME <= time <= LAST_TIME
 
 
 def timelines(
     diagnosis: Diagnosis, metric: Metric | None, gpus: Gpus | None
 ) -> tuple[list[Timeline], list[str]]:
     """The whole job and, where the events are too close there, the events alone; and remarks."""
-    events = [(i, event) for i, event in enumerate(diagnosis.events, 1) if on_axis(event.time)]
-    moments = [float(event.time or 0) for _, event in events]
+    numbered = enumerate(diagnosis.events, start=1)
+    events = [_event(number, event) for number, event in numbered if on_axis(event.time)]
+    moments = [mark.start for _, mark in events]
+    untimed = sum(event.time is None for event in diagnosis.events)
+    undated = len(diagnosis.events) - untimed - len(events)
+    left_out = {"without a time": events and untimed, "whose time has no date and year": undated}
+    remarks = [
+        f"{counted(n, 'event')} {how}: only in the table." for how, n in left_out.items() if n
+    ]
     ends = [diagnosis.job.get(name) for name in ("first_time", "last_time")]
     times = [*moments, *(float(end) for end in ends if end and on_axis(end))]
-    remarks = _remarks(diagnosis, len(events))
     if not times:
         return [], [*remarks, "The logs state no times, so nothing stands on an axis of time."]
     start, end = min(times), max(times)
@@ -190,37 +193,33 @@ def timelines(
     of_gpus = _gpu_lanes(gpus)
     lanes = {"Stage": _stages(diagnosis, end), **metric_lanes(metric), **of_gpus}
     if of_gpus and not Timeline(of_gpus, start, end).lanes:
-        remarks.append("The GPUs' recording does not overlap with the logs' times: other clocks, "
-                       "or another day.")  # fmt: skip
-    single = {
-        f"{i}. {event.role}: {plain(event.why) or excerpt(event)}": [_event(i, event)]
-        for i, event in events[:_MOST_EVENTS]
-    }
+        why = "other clocks, or another day"
+        remarks.append(f"The GPUs' recording does not overlap with the logs' times: {why}.")
+    single = {name: [mark] for name, mark in events[:_MOST_EVENTS]}
     apart = max(moments, default=0.0) - min(moments, default=0.0)
     if not 0 < apart <= _CROWDED * (end - start):
         return [Timeline(lanes | single, start, end)], remarks
-    together = {"What indicates the failure": [mark for marks in single.values() for mark in marks]}
+    together = {"What indicates the failure": [mark for _, mark in events[:_MOST_EVENTS]]}
     beside = max(0.1 * apart, _BESIDE)
     near = Timeline(lanes | single, min(moments) - beside, max(moments) + beside)
     return [Timeline(lanes | together, start, end), near], remarks
 
 
-def _remarks(diagnosis: Diagnosis, on_it: int) -> list[str]:
-    timed = sum(event.time is not None for event in diagnosis.events)
-    without = len(diagnosis.events) - timed if on_it else 0
-    kinds = ((without, "without a time"), (timed - on_it, "whose time has no date and year"))
-    return [f"{counted(n, 'event')} {kind}: only in the table." for n, kind in kinds if n]
-
-
 def _stages(diagnosis: Diagnosis, end: float) -> list[Mark]:
-    stages = [stage for stage in diagnosis.job.get("stages", ()) if on_axis(stage["time"])]
     marks = []
-    for stage, after in zip(stages, [*(stage["time"] for stage in stages[1:]), end], strict=False):
+    for stage in diagnosis.job.get("stages", ()):
         name, time = stage["stage"], stage["time"]
-        kind = f"stage{STAGES.index(name) + 1 if name in STAGES else 7}"
-        label = f"{name}, from {clock(time)}"
-        marks.append(Mark(time, kind, label, end=max(after, time), shown=name))
-    return marks
+        if on_axis(time):
+            kind = f"stage{STAGES.index(name) + 1 if name in STAGES else 7}"
+            marks.append(Mark(time, kind, f"{name}, from {clock(time)}", shown=name))
+    return _stretched(marks, end)
+
+
+def _stretched(marks: Sequence[Mark], end: float) -> list[Mark]:
+    """Each until the next begins, the last until `end`."""
+    ends = [*(mark.start for mark in marks[1:]), end]
+    pairs = zip(marks, ends, strict=False)  # without marks there is the end alone
+    return [mark._replace(end=max(mark.start, after)) for mark, after in pairs]
 
 
 def metric_lanes(metric: Metric | None) -> Lanes:
@@ -250,30 +249,31 @@ def metric_lanes(metric: Metric | None) -> Lanes:
 def _gpu_lanes(gpus: Gpus | None) -> Lanes:
     if gpus is None:
         return {}
-    lanes = dict[str, list[Mark]]()
+    lanes = {}
     for key in gpus.unwell[:_MOST_GPUS]:
-        own = [state for state in gpus.news if state.key == key]
-        ends = [*(state.time for state in own[1:]), max(gpus.until[key], own[-1].time)]
-        marks = lanes[f"GPU {key}"] = []
-        for state, end in zip(own, ends, strict=True):
-            label = f"{state.level}: {'; '.join(state.reasons)}".rstrip(": ")
-            shown = "" if state.level == "healthy" else state.level
-            marks += [Mark(state.time, state.level, label, end, shown)] * (state.time >= FIRST_TIME)
+        marks = []
+        for state in gpus.news:
+            if state.key == key and state.time >= FIRST_TIME:
+                label = f"{state.level}: {'; '.join(state.reasons)}".rstrip(": ")
+                shown = "" if state.level == "healthy" else state.level
+                marks.append(Mark(state.time, state.level, label, shown=shown))
+        lanes[f"GPU {key}"] = _stretched(marks, gpus.until[key])
     return lanes
 
 
-def _event(number: int, event: Evidence) -> Mark:
+def _event(number: int, event: Evidence) -> tuple[str, Mark]:
+    """The name of its lane, and its mark."""
+    time, text = event.time or 0.0, excerpt(event)
     who = f" ({plain(event.who[0])})" if event.who else ""
-    time = event.time or 0.0
-    label = f"{number}. {clock(time)}{who}: {excerpt(event)[:300]}"
-    return Mark(time, event.role, label, shown=str(number))
+    mark = Mark(time, event.role, f"{number}. {clock(time)}{who}: {text[:300]}")
+    return f"{number}. {event.role}: {plain(event.why) or text}", mark
 
 
 def read_metric(path: Path, diagnosis: Diagnosis) -> Metric:
     """A training log of the same job, its steps and times aligned with the text logs."""
     runs = read_log(path).runs
     scored = score_run(runs[0])
-    trace = trace_with_reasons(DETECTOR, runs[0])
+    trace = trace_with_reasons(OURS, runs[0])
     charts = charts_of(scored, [trace_of_r_metric(scored), trace])
     remarks = []
     if len(runs) > 1:
@@ -305,16 +305,16 @@ def _lines(diagnosis: Diagnosis, charts: Charts, remarks: list[str]) -> list[Lin
 
 def _offset(scored: ScoredRun, diagnosis: Diagnosis, remarks: list[str]) -> float | None:
     """Seconds from a record's time to the logs' clock, by the last step, which is in both."""
-    timed = [record for record in scored.run.records if record.time is not None]
-    if timed and on_axis(timed[0].time):
-        return 0.0
     step, time = diagnosis.iteration, diagnosis.job.get("last_step_time")
-    same = [record.time for record in timed if record.step == step]
+    timed = [(record.step, record.time) for record in scored.run.records if record.time is not None]
+    if timed and on_axis(timed[0][1]):
+        return 0.0
+    same = [seconds for at, seconds in timed if at == step]
     if not same or time is None or not on_axis(time):
         remarks.append("its alarms are not on the axis of time: it shares no time with the logs")
         return None
     remarks.append(f"on the axis of time it is placed by step {step}, which both tell")
-    return float(time) - float(same[-1] or 0.0)
+    return float(time) - same[-1]
 
 
 def _rows(gpus: Gpus, diagnosis: Diagnosis) -> list[dict[str, Any]]:
@@ -325,8 +325,8 @@ def _rows(gpus: Gpus, diagnosis: Diagnosis) -> list[dict[str, Any]]:
         # That a GPU was well is news where it was not before.
         if state.level != "healthy" or state.key in unwell:
             unwell.add(state.key)
-            row = {"verdict": state, "suspect": state.node in nodes}
-            rows.append(row | {"before": _before(state.time, diagnosis)})
+            before = _before(state.time, diagnosis)
+            rows.append({"verdict": state, "suspect": state.node in nodes, "before": before})
     return rows
 
 
@@ -339,19 +339,17 @@ def _before(time: float, diagnosis: Diagnosis) -> str:
     return f"{words} {'before' if diagnosis.time >= time else 'after'} the cause"
 
 
-def _in_words(gpus: Gpus, diagnosis: Diagnosis) -> tuple[str, list[str]]:
+def _in_words(gpus: Gpus, rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     """A headline and sentences."""
     count = counted(len(gpus.until), "GPU")
-    unwell = [state for state in gpus.news if state.level != "healthy"]
-    if not unwell:
+    if not rows:
         return "All healthy", [f"{count} recorded; none was at risk or failed."]
-    worst = next((state for state in unwell if state.level == "fatal"), unwell[0])
-    when = _before(worst.time, diagnosis) or clock(worst.time)
-    named = worst.node and worst.node in {suspect.node for suspect in diagnosis.nodes}
+    row = next((row for row in rows if row["verdict"].level == "fatal"), rows[0])
+    worst, when = row["verdict"], row["before"] or clock(row["verdict"].time)
     found = [
         f"{'; '.join(worst.reasons)}." if worst.reasons else "",
         f"{when[0].upper()}{when[1:]}.",
-        "The logs point to its node too." if named else "",
+        "The logs point to its node too." if row["suspect"] else "",
         f"{len(gpus.unwell)} of {count} were not always healthy.",
     ]
     return f"GPU {worst.key}: {worst.level}", [sentence for sentence in found if sentence]

@@ -46,8 +46,6 @@ WHO_ACTS = {
     "framework": "framework: owner of the library versions",
     "platform": "platform: operators of scheduler, network and storage",
 }
-
-
 #: Where a text may end early: an explanation or an addition follows.
 _CLAUSE = re.compile(r"; |(?<=\.) (?=[A-Z])|, (?:(?:most )?often|which|so that) ")
 #: Characters that are given up to end, or begin, with a whole word.
@@ -101,23 +99,18 @@ def excerpt(evidence: Evidence) -> str:
     return _without_frames((pointed or raised or [[]])[0]) or whole or "(an empty line)"
 
 
-def point(evidence: Evidence | None) -> str:
-    """The matched part of the logged text, which stays visible."""
-    return plain(evidence.point.strip().split("\n")[0]) if evidence else ""
-
-
 def _raised(lines: Sequence[str]) -> list[list[str]]:
     """The exceptions of a chain of tracebacks, each with its message."""
     raised: list[list[str]] = []
-    inside = new = False
+    in_frames = False
     for line in lines:
         if line.lstrip().startswith(_TRACEBACK):
-            inside = new = True
-        elif inside and line.strip() and not (new and line.startswith((" ", "\t"))):
-            if new:
-                raised.append([])
+            in_frames = True
+        elif in_frames and not line.startswith((" ", "\t")):
+            raised.append([line])
+            in_frames = False
+        elif raised and not in_frames:
             raised[-1].append(line)
-            new = False
     return raised
 
 
@@ -218,11 +211,10 @@ def where(diagnosis: Diagnosis) -> str:
         return f"{named} and {more} more" if more > 0 else named
     event = shown(diagnosis)
     # The first stream of a symptom, an echo or an end from outside is no place of the failure.
-    if diagnosis.cause is None or event is None or event.role != "cause":
+    if diagnosis.cause is None or event is None or event.role != "cause" or not event.who:
         return ""
-    if not event.who or not _is_known(event.who[0]):
-        return ""
-    return plain(event.who[0]) + " first" * (len(event.who) > 1)
+    first = plain(event.who[0]) + " first" * (len(event.who) > 1)
+    return first if _is_known(event.who[0]) else ""
 
 
 def _is_known(stream: str) -> bool:
@@ -280,10 +272,12 @@ def sureness(diagnosis: Diagnosis) -> str:
 
 def _parts(diagnosis: Diagnosis) -> list[_Part]:
     quoted, since, job = shown(diagnosis), diagnosis.since, diagnosis.job
-    log = []
+    log, point = [], ""
     if quoted:
         line = f"{plain(quoted.file)}:{quoted.line}"
         log = [line if len(line) <= _ROOM else f"…{line[1 - _ROOM :]}", excerpt(quoted)]
+        # The matched part of the entry stays visible.
+        point = plain(quoted.point.strip().split("\n")[0])
     differs = f"iteration {since}, the first that differs from its predecessors"
     first, times = headline(diagnosis), [when(diagnosis, date=date) for date in (True, False)]
     # Step, stage and time stand here where the first line has no room for them.
@@ -296,7 +290,7 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
         _Part("To do", [plain(" ".join(diagnosis.to_do))], 4),
         _Part("Restart", [plain(advice.text) if (advice := diagnosis.restart) else ""]),
         _Part("Confidence", [_why(diagnosis)], 2),
-        _Part("Log", log, 3, point(quoted)),
+        _Part("Log", log, 3, point),
         _Part("Where", places or ["" if alone else "no node stands out"], 3),
         _Part("Since", [differs if since is not None else ""]),
         _Part("Echo", [_echoes(diagnosis, quoted)]),
