@@ -46,17 +46,12 @@ MOST_LOCAL_RANKS = 64
 
 @dataclass
 class StreamPart:
-    """One stream within one file; its name is the key that the pass gave it.
-
-    Attributes:
-        counts: number of template -> number of entries.
-        stages: the stages that it entered, each with the entry that announces it.
-    """
+    """One stream within one file; its name is the key that the pass gave it."""
 
     prefix: Prefix
     stream: JobStream
-    counts: Mapping[int, int]
-    stages: list[tuple[str, Occurrence]]
+    counts: Mapping[int, int]  # number of template -> number of entries
+    stages: list[tuple[str, Occurrence]]  # that it entered, each with the entry that announces it
     matches: list[Match]
     odd_iteration: Iteration[Occurrence] | None
 
@@ -75,25 +70,18 @@ class Part:
     """Content of one attempt in one file.
 
     In its `Occurrence`s `stream` is the pass's key, `event` a template's number, `order` a line.
-
-    Attributes:
-        templates: by their number in this file.
-        job_ids: numbers of scheduler's jobs that it names -> line.
-        unmatched: entries that were too different from all others to be kept apart.
-        first_line, lines: of the attempt.
-        entries: all of the above, each once.
     """
 
     source: LogSource
     streams: list[StreamPart]
-    templates: dict[int, Template]
+    templates: dict[int, Template]  # by their number in this file
     graph: IdentityGraph
-    job_ids: dict[str, int]
+    job_ids: dict[str, int]  # number of a scheduler's job that it names -> line
     succeeded: Occurrence | None
-    unmatched: int
-    first_line: int
+    unmatched: int  # entries that were too different from all others to be kept apart
+    first_line: int  # of the attempt
     lines: int
-    entries: list[Occurrence]
+    entries: list[Occurrence]  # all of the above, each once
 
 
 class PartBuilder:
@@ -103,8 +91,7 @@ class PartBuilder:
         self.file = file
         self.entries: dict[int, Occurrence] = {}
         self.streams = [log for log in file.streams.values() if log.tail]
-        self.used = sorted({at for log in self.streams for at, n in log.counts.items() if n})
-        self.number = {at: at for at in self.used}
+        self.number = {at: at for log in self.streams for at, n in log.counts.items() if n}
         # A template that all its entries left when they had all their lines.
         for before, after in file.final_template.items():
             if before not in self.number and after in self.number:
@@ -112,11 +99,11 @@ class PartBuilder:
 
     def part(self) -> Part:
         file, entry, odd = self.file, self._entry, self.file.watch.first_odd()
-        names = {at: name for name, at in file.template_of.items()}
         streams = [self._stream(log, odd.get(log.key)) for log in self.streams]
         templates = {
-            at: Template(*names[at][::-1], entry(file.first[at]), entry(file.last[at]))
-            for at in self.used
+            at: Template(text, cls, entry(file.first[at]), entry(file.last[at]))
+            for (cls, text), at in file.template_of.items()
+            if self.number.get(at) == at
         }
         times: dict[str, list[float]] = defaultdict(list)
         for occurrence in sorted(self.entries.values(), key=attrgetter("order")):
@@ -187,8 +174,8 @@ class PartBuilder:
             longest_pause=usual.longest_pause if usual else 0.0,
             stage=log.stage,
             stacks=[entry(raw) for raw in log.stacks],
+            tail=deque(map(entry, log.tail), maxlen=TAIL),
         )
-        stream.tail.extend(map(entry, log.tail))
         return StreamPart(
             prefix=log.prefix,
             stream=stream,
@@ -210,42 +197,37 @@ def merged(parts: Sequence[Part]) -> Job:
 def layout_of(parts: Sequence[Part]) -> RankLayout:
     """Resolve rank and node of all streams, from all files of a job."""
     files = [(part.source, [log.prefix for log in part.streams], part.graph) for part in parts]
-    layout = RankLayout(files)
-    if _name_nodes(files, layout):
-        layout = RankLayout(files)
-    return RankLayout(files) if _name_hosts(files, layout.world.size) else layout
+    world = RankLayout(files).world
+    _name_nodes(files, {*world.nodes, *world.node_of_rank.values()})
+    _name_hosts(files, world.size)
+    return RankLayout(files)
 
 
-def _name_nodes(files: Files, layout: RankLayout) -> bool:
+def _name_nodes(files: Files, nodes: set[str]) -> None:
     """Give a file that states no writer the one node of the job that its name has in it."""
-    nodes = {source.node for source, _, _ in files} | set(layout.world.nodes)
-    nodes |= set(layout.world.node_of_rank.values())
+    nodes |= {source.node for source, _, _ in files if source.node}
     # Of several names of one node the whole one is the last.
-    whole = sorted((node for node in nodes if node), key=lambda node: (len(node), node))
+    whole = sorted(nodes, key=lambda node: (len(node), node))
     names = {short(node): node for node in whole if any(map(str.isdigit, node))}
-    found = False
     for source, prefixes, _ in files:
         known = (source.rank, source.local_rank, source.node) != (None, None, None)
         if known or any(prefix is not NO_PREFIX for prefix in prefixes):
             continue
         inside = names_in(source.name, names)
         if len(inside) == 1:
-            source.node, found = names[inside[0]], True
-    return found
+            source.node = names[inside[0]]
 
 
-def _name_hosts(files: Files, size: int | None) -> bool:
+def _name_hosts(files: Files, size: int | None) -> None:
     """Make the number in a file's name (gpu-116.log) that of a host where it can be no rank."""
-    found = False
     for source, prefixes, _ in files:
         number = source.local_rank if source.rank is None else source.rank
         most = min(size or inf, inf if source.local_rank is None else MOST_LOCAL_RANKS)
         several = len({prefix.rank for prefix in prefixes} - {None}) > 1
         if number is not None and (several or number >= most):
             host = re.search(rf"[A-Za-z][A-Za-z_-]*0*{number}(?!\d)", source.name)
-            source.rank, source.local_rank, found = None, None, True
+            source.rank = source.local_rank = None
             source.node = source.node or (host[0] if host else None)
-    return found
 
 
 class _Merging:
@@ -258,8 +240,7 @@ class _Merging:
     def add(self, part: Part) -> None:
         job, file, before = self.job, part.source.name, self.before
         self.before += part.first_line - 1 + part.lines
-        seats = [self.layout.place(part.source, log.prefix) for log in part.streams]
-        placed = [*zip(part.streams, seats, strict=True)]
+        placed = [(log, self.layout.place(part.source, log.prefix)) for log in part.streams]
         names = {log.stream.name: _name(seat, file) for log, seat in placed}
         numbers = {
             at: self.events.number(template.text, template.cls)
@@ -301,20 +282,17 @@ class _Merging:
             counts = job.events[numbers[at]].counts
             counts[name] = counts.get(name, 0) + count
         for match in log.matches:
-            events = {numbers[at] for at in match.events}
-            known = job.matches.get((match.signature, name))
-            if known is None:
-                job.matches[match.signature, name] = replace(match, stream=name, events=events)
+            match.stream, match.events = name, {numbers[at] for at in match.events}
+            known = job.matches.setdefault((match.signature, name), match)
+            if known is match:
                 continue
-            named = [known.named, match.named]
+            first, more = known.named, match.named
             if _earlier(known.first, match.first) is not known.first:
-                known.first = match.first
-                named.reverse()
-            first, more = named
+                known.first, first, more = match.first, more, first
             known.named = [*first, *(fields for fields in more if fields not in first)][:MAX_NAMED]
             known.last = _later(known.last, match.last)
             known.count += match.count
-            known.events |= events
+            known.events |= match.events
         if log.odd_iteration is not None:
             job.odd_iterations.setdefault(name, log.odd_iteration)
         # The job's stages are those of the stream with most, usually rank 0; a launcher comes last.

@@ -152,15 +152,11 @@ HUNG = "training_hung"
 
 
 class InferredCause(Struct, frozen=True):
-    """A cause without a signature: no pattern can match it.
-
-    Attributes:
-        title: with {who} for the suspect and {what} for its deviation.
-    """
+    """A cause without a signature: no pattern can match it."""
 
     id: str
     family: str
-    title: str
+    title: str  # with {who} for the suspect and {what} for its deviation
     actor: str
     why: str
     to_do: tuple[str, ...]

@@ -16,7 +16,7 @@ from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zon
 from rmetric.diagnosis.evidence.scene import Row, Scene, divided
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.library.stages import stage_of_wait
+from rmetric.diagnosis.library.stages import awaited, stated_stage
 from rmetric.diagnosis.patterns.spatial import peers
 from rmetric.diagnosis.reading.timestamps import names_zone
 from rmetric.diagnosis.signature import HUNG
@@ -141,7 +141,8 @@ class _Ended:
         text = lasts[other].text
         words = f"it stands at {_end_of(text)!r}, {times} others at {_end_of(usual)!r}"
         # What it has not done locates it, too.
-        return [Row(other, "elsewhere", words, stage=stage_of_wait(f"{text}\n{usual}"))]
+        both = f"{text}\n{usual}"
+        return [Row(other, "elsewhere", words, stage=awaited(both) or stated_stage(both))]
 
     def last_entries(self) -> dict[str, Occurrence]:
         """Rank, or node, -> its last entry before the end that is no heartbeat."""

@@ -36,8 +36,6 @@ from rmetric.telemetry.xid import TABLE, read_table
 
 #: Roles after which nobody has anything to do.
 QUIET_ROLES = ("success", "harmless")
-_FAMILIES = Path(__file__).with_name("families.yaml")
-_DIGITS = b"0123456789"
 #: The fast loader of YAML, where the package has it.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: The driver's own line of an Xid is in the kernel's log; monitors repeat it in words of their own.
@@ -56,7 +54,6 @@ _SET_IN_TRACE = re.compile(r"\S.*Traceback \(most recent|^\s+Traceback \(", re.M
 SPECIFIC = 6
 #: Forms of entries whose gates are remembered.
 FORMS = 4096
-_FOLDER = Path(__file__).parent / "signatures"
 #: A look, a border or a name, which go; an atom and how often it comes; the same of a group.
 _TOKEN = regex.compile(
     r"\(\?<?[=!](?<in>(?:\\.|\[(?:\\.|[^\]\\])*\]|[^()\[\\]|\((?&in)\))*)\)|\\[bB]"
@@ -68,15 +65,16 @@ _TOKEN = regex.compile(
 _TAKES_DIGITS = regex.compile(r"\\[dwS1-9]|[.\d]$|\[(?:\^|.*(?:\d|\\[dwWDS]|[ -/]-[^\]]))")
 _ROLE_ORDER = {role: place for place, role in enumerate(ROLES)}
 
+Matches = list[tuple[Signature, dict[str, str]]]
+
 
 class SignatureError(ValueError):
     """A signature file that cannot be used; names the file, the signature and the field."""
 
 
-def form_of(text: str | bytes) -> bytes:
+def form_of(text: str) -> bytes:
     """A text as gates are sought in it: lower case (of ASCII) and without digits."""
-    raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
-    return raw.lower().translate(None, _DIGITS)
+    return text.encode("utf-8", "replace").lower().translate(None, b"0123456789")
 
 
 @cache  # when it is needed: no log needs more than a few
@@ -115,15 +113,15 @@ def signature_of(path: Path, name: Any, entry: Any) -> Signature:
     if (fault.role in QUIET_ROLES) == bool(fault.actor) or bool(fault.actor) > bool(fault.to_do):
         accepted = f"both, or neither for {' and '.join(QUIET_ROLES)}"
         raise wrong(path, name, "actor, to_do", f"{fault.actor!r}, {list(fault.to_do)}", accepted)
-    traits = (*fault.traits, *traits_of(fault.family))
-    stage = families().get(fault.family, {}).get("stage", "")
-    return msgspec.structs.replace(fault, traits=traits, usual_stage=stage)
+    traits, stage = traits_of(fault.family), families().get(fault.family, {}).get("stage", "")
+    return msgspec.structs.replace(fault, traits=(*fault.traits, *traits), usual_stage=stage)
 
 
 @cache
 def families() -> dict[str, dict[str, Any]]:
     """Family -> `traits` and `stage` of its signatures."""
-    return dict(yaml.load(_FAMILIES.read_text(encoding="utf-8"), LOADER))
+    text = Path(__file__).with_name("families.yaml").read_text(encoding="utf-8")
+    return dict(yaml.load(text, LOADER))
 
 
 def traits_of(family: str) -> tuple[str, ...]:
@@ -137,33 +135,26 @@ def check(path: Path, fault: Signature) -> None:
     for pattern in fault.patterns:
         try:
             for text, matches in found.items():
-                match = compiled(pattern).search(text, timeout=1.0)
-                matches += [match] if match else []
+                if match := compiled(pattern).search(text, timeout=1.0):
+                    matches.append(match)
         except regex.error as why:
             raise wrong(path, fault.id, "patterns", f"{pattern!r} ({why})", "a pattern") from None
         except TimeoutError:
             accepted = "one that ends on the signature's own examples within a second"
             raise wrong(path, fault.id, "patterns", repr(pattern), accepted) from None
-    for match in found[""]:
-        accepted = "one that needs some text"
-        raise wrong(path, fault.id, "patterns", repr(match.re.pattern), accepted)
+        if found[""]:
+            raise wrong(path, fault.id, "patterns", repr(pattern), "one that needs some text")
     for text in fault.matches:
         if not found[text]:
             raise wrong(path, fault.id, "matches", repr(text), "a text that a pattern matches")
         for match in found[text]:
-            if not any(gate.encode() in line for line in _lines_of(match) for gate in fault.gates):
+            before, after = text[: match.start()], text[match.end() :]
+            lines = form_of(before.rpartition("\n")[2] + match[0] + after.partition("\n")[0])
+            if not any(gate.encode() in lines for gate in fault.gates):
                 raise wrong(path, fault.id, "gates", repr(text), "a gate in a line of this example")
     for text in fault.misses:
         if found[text]:
             raise wrong(path, fault.id, "misses", repr(text), "a text that no pattern matches")
-
-
-def _lines_of(match: Any) -> list[bytes]:
-    """The lines that a match touches, as `form_of` gives them."""
-    text = match.string
-    start = text.rfind("\n", 0, match.start()) + 1
-    end = text.find("\n", match.end())
-    return [form_of(line) for line in text[start : end if end >= 0 else None].split("\n")]
 
 
 def wrong(path: Path, name: Any, key: Any, found: str, accepted: str) -> SignatureError:
@@ -171,16 +162,9 @@ def wrong(path: Path, name: Any, key: Any, found: str, accepted: str) -> Signatu
     return SignatureError(f"{path}: {name}: {key}: found {found}, accepted is {accepted}")
 
 
-def read_xids() -> Iterator[Signature]:
-    """One signature for each entry of the Xids' table that has a `signature`."""
-    for entry in read_table():
-        if "signature" in entry:
-            of_xid = _entry(entry["number"], dict(entry["signature"]))
-            yield signature_of(TABLE, of_xid["id"], of_xid)
-
-
-def _entry(n: int, given: dict[str, Any]) -> dict[str, Any]:
+def _of_xid(n: int, given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a signature, of which the table gives those in which Xids differ."""
+    given = dict(given)
     number, example = _NUMBER.format(n=n), given.pop("example")
     entry = {
         "family": "GPU hardware",
@@ -217,8 +201,12 @@ def _entry(n: int, given: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
+@cache
 def any_digits(pattern: str) -> str:
-    """A looser pattern, for lines without their digits: what may take one may take nothing."""
+    """A pattern of all that the given one matches, without its digits.
+
+    What may take a digit may take nothing.
+    """
     return str(_TOKEN.sub(_without_digits, pattern))
 
 
@@ -232,15 +220,6 @@ def _without_digits(token: Any) -> str:
         return r"[\s\S]*"
     most = f"{{0,{token['most']}}}" if times[:1] == "{" else "*" if times in ("*", "+") else "?"
     return f"{atom}{most}"
-
-
-@cache
-def loosely(pattern: str) -> regex.Pattern[str]:
-    """It matches each line that the pattern matches, where that has lost its digits."""
-    return compiled(any_digits(pattern))
-
-
-Matches = list[tuple[Signature, dict[str, str]]]
 
 
 class SignatureLibrary:
@@ -274,11 +253,9 @@ class SignatureLibrary:
 
         Raises SignatureError.
         """
-        own = []
-        for path in map(Path, paths):
-            for fault in read(path):
-                check(path, fault)
-                own.append((fault, path))
+        own = [(fault, path) for path in map(Path, paths) for fault in read(path)]
+        for fault, path in own:
+            check(path, fault)
         return cls([*_shipped(), *own])
 
     def __getitem__(self, id: str) -> Signature:
@@ -320,7 +297,7 @@ class SignatureLibrary:
         """Return False only if no signature matches a line, in `plain` with "0" for each number."""
         try:
             return any(
-                loosely(pattern).search(way.replace("0", ""), timeout=PATTERN_SECONDS)
+                compiled(any_digits(pattern)).search(way.replace("0", ""), timeout=PATTERN_SECONDS)
                 for way in {plain, _bare(plain)}
                 for fault in self._candidates(form_of(way), level)
                 for pattern in self._patterns[fault.id]
@@ -362,6 +339,9 @@ def _bare(text: str) -> str:
 
 
 def _shipped() -> Iterator[tuple[Signature, Path]]:
-    for path in sorted(_FOLDER.glob("*.yaml")):
+    for path in sorted(Path(__file__).with_name("signatures").glob("*.yaml")):
         yield from ((fault, path) for fault in read(path))
-    yield from ((fault, TABLE) for fault in read_xids())
+    for entry in read_table():
+        if "signature" in entry:
+            fields = _of_xid(entry["number"], entry["signature"])
+            yield signature_of(TABLE, fields["id"], fields), TABLE

@@ -113,11 +113,6 @@ def awaited(text: str) -> str:
     return next((stage for stage, words in _WAITS_IN.items() if words.search(text)), "")
 
 
-def stage_of_wait(text: str) -> str:
-    """The stage at which a rank waits whose last entry or stack this is; "" for none."""
-    return awaited(text) or stated_stage(text)
-
-
 def next_stage(now: str, stated: str) -> str:
     """The stage after an entry that states `stated`, "" for none.
 

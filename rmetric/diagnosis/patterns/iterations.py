@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import sqrt
-from statistics import median
+from statistics import fmean, median, pstdev
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -95,11 +95,11 @@ def usual_if_slow(kept: deque[float], seconds: float, steps: int) -> float | Non
     kept.append(seconds)
     if len(before) < LEAST_PAST or seconds <= max(before):
         return None
-    usual, mean = median(before), sum(before) / len(before)
-    deviation = sqrt(sum((duration - mean) ** 2 for duration in before) / len(before))
+    usual = median(before)
     whole = all((duration * steps).is_integer() for duration in (seconds, *before))
     least = (MIN_EXCESS_WHOLE_SECONDS if whole else MIN_EXCESS_SECONDS) / steps
-    slow_from = max(mean + 3.0 * deviation, SLOW_RATIO * usual, usual + least)
+    three_sigma = fmean(before) + 3.0 * pstdev(before)
+    slow_from = max(three_sigma, SLOW_RATIO * usual, usual + least)
     return usual if seconds > slow_from else None
 
 
@@ -121,14 +121,13 @@ class _StepCount:
             self.rises += 1
         if step <= self.top:
             if step == self.top or (self.below and step < self.below[-1]):
-                self.below = []
+                self.below.clear()
             if step < self.top and step not in self.below[-1:]:
                 self.below.append(step)
             if len(self.below) < 3:
                 return False
         self.top = step
-        if self.below:
-            self.below = []
+        self.below.clear()
         return True
 
 
@@ -146,7 +145,7 @@ class _Past(Generic[Place]):
     """Iteration state of one stream: of the one that goes on, and of those before it."""
 
     form: str = ""  # of the step lines that count
-    step_counts: dict[str, _StepCount] = field(default_factory=dict)
+    step_counts: dict[str, _StepCount] = field(default_factory=lambda: defaultdict(_StepCount))
     top: int = -1
     opened: Place | None = None
     opened_time: float | None = None
@@ -176,11 +175,9 @@ class _Past(Generic[Place]):
 
     def starts_new_step(self, form: str, step: int) -> bool:
         """True if the line states a new step in the form that counts."""
-        mine = self.step_counts.get(form)
-        if mine is None:
-            if len(self.step_counts) >= MAX_FORMS:
-                return False
-            mine = self.step_counts[form] = _StepCount()
+        if form not in self.step_counts and len(self.step_counts) >= MAX_FORMS:
+            return False
+        mine = self.step_counts[form]
         new = mine.add(step)
         if not self.form:
             self.form = form
@@ -199,16 +196,15 @@ class _Past(Generic[Place]):
         if self.was_aside:
             self.known.update(events)
             return
-        seconds = usual = None
+        took = before = None
         if self.opened_time is not None and time is not None and time >= self.opened_time:
             seconds = (time - self.opened_time) / steps
             usual = usual_if_slow(self.seconds, seconds, steps)
-        missing, extra = self._difference(events)
-        if (missing or extra or usual is not None) and len(self.odd) < MAX_ODD_ITERATIONS:
-            odd = Iteration(step=step, place=self.opened)
-            if seconds is not None and usual is not None:
+            if usual is not None:
                 took, before = round(seconds * steps, 3), round(usual * steps, 3)
-                odd = replace(odd, seconds=took, usual_seconds=before)
+        missing, extra = self._difference(events)
+        if (missing or extra or took is not None) and len(self.odd) < MAX_ODD_ITERATIONS:
+            odd = Iteration(step=step, place=self.opened, seconds=took, usual_seconds=before)
             self.odd.append(_Odd(odd, self.iterations, missing, extra))
         self.iterations += 1
         self.window.append(events)

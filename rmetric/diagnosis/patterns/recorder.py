@@ -46,23 +46,16 @@ class Collective(NamedTuple):
 
 @dataclass(kw_only=True)
 class Dump:
-    """The flight recorder of one rank.
-
-    Attributes:
-        groups: process group -> number -> collective.
-        members: process group -> global ranks, of the groups that state them.
-        ids: process group -> its key in `reached`.
-        reached: key of a process group -> numbers of the last collectives it entered and ended.
-        receives: it waits for another rank's message, and has ended nothing since.
-    """
+    """The flight recorder of one rank; `groups` has process group -> number -> collective."""
 
     file: str
     rank: int
     groups: dict[str, dict[int, Collective]] = field(default_factory=lambda: defaultdict(dict))
-    members: dict[str, frozenset[int]] = field(default_factory=dict)
-    ids: dict[str, str] = field(default_factory=dict)
+    members: dict[str, frozenset[int]] = field(default_factory=dict)  # group -> its global ranks
+    ids: dict[str, str] = field(default_factory=dict)  # group -> its key in `reached`
+    #: key of a group -> numbers of the last collectives that it entered and ended
     reached: dict[str, tuple[int, int]] = field(default_factory=dict)
-    receives: bool = False
+    receives: bool = False  # it waits for another rank's message, and has ended nothing since
 
     def last(self, group: str, key: str, *, done: bool = False) -> int:
         """Number of the last collective of a group that it entered, or ended; -1 for none."""
@@ -90,9 +83,6 @@ class _Plain(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it holds an object, {module}.{name}")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to another file")
 
 
 def is_dump(head: bytes) -> bool:

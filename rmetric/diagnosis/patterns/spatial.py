@@ -26,20 +26,14 @@ MAD_TO_DEVIATION = 1.4826
 
 @dataclass(kw_only=True)
 class Peer:
-    """A rank, a node or a file, by its stream's name, of which each is compared with the others.
-
-    Attributes:
-        stream: None for a silent rank.
-        counts: event number -> number of entries.
-        leads: it has duties that its peers lack: rank 0, the last rank, the first of a node.
-    """
+    """A rank, a node or a file, by its stream's name, of which each is compared with the others."""
 
     name: str
     rank: int | None = None
     node: str | None = None
-    stream: JobStream | None = None
-    counts: Counter[int] = field(default_factory=Counter)
-    leads: bool = False
+    stream: JobStream | None = None  # None for a silent rank
+    counts: Counter[int] = field(default_factory=Counter)  # event number -> number of entries
+    leads: bool = False  # it has duties that its peers lack: rank 0, the last, the first of a node
 
 
 def peers(job: Job) -> list[Peer]:
@@ -90,16 +84,11 @@ Matrix = NDArray[np.float64]
 
 
 class PeerOutlier(NamedTuple):
-    """A rank or node that differs from its peers.
-
-    Attributes:
-        score: robust z of its distance among those of its peers; `THRESHOLD` and more.
-        events: numbers of the events in which it differs, the most first.
-    """
+    """A rank or node that differs from its peers."""
 
     name: str
-    score: float
-    events: tuple[int, ...]
+    score: float  # robust z of its distance among those of its peers; `THRESHOLD` and more
+    events: tuple[int, ...]  # numbers of those in which it differs, the most first
 
 
 def peer_outliers(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,32 +77,23 @@ _RECOMPUTES = re.compile(
 class Stack:
     """The main thread of one process, its innermost frame first.
 
-    Attributes:
-        stream: of the job, usually a rank; "" where it is not known.
-        rank, local_rank, node, pid: as the file states them, None where it does not.
-        stays: it did not move: taken after the process hung, or twice in one place.
-        above: the lines above it, which may name its host or pod.
+    Rank, local rank, node and number are as the file states them, None where it does not.
     """
 
     file: str
     frames: tuple[Frame, ...]
-    stream: str = ""
+    stream: str = ""  # of the job, usually a rank; "" where it is not known
     rank: int | None = None
     local_rank: int | None = None
     node: str | None = None
     pid: int | None = None
-    stays: bool = True
-    above: str = ""
+    stays: bool = True  # it did not move: taken after the process hung, or twice in one place
+    above: str = ""  # the lines above it, which may name its host or pod
 
     @property
     def place(self) -> tuple[tuple[str, str], ...]:
         """Functions and files without the lines, which may differ within a loop."""
         return tuple((name, file) for name, file, _ in self.frames)
-
-    @property
-    def is_main(self) -> bool:
-        """False for a worker that reads data for another process, and for one without frames."""
-        return bool(self.frames) and _WORKER not in dict(self.place)
 
     @property
     def stage(self) -> str:
@@ -194,7 +185,7 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
             above = []
         elif not _BESIDES.match(line):
             above.append(line)
-    stacks = [stack for stack in found if stack.is_main]
+    stacks = [stack for stack in found if stack.frames and _WORKER not in dict(stack.place)]
     if len(stacks) == 1 and stacks[0].rank is None:
         stacks[0].rank = rank
     return stacks
@@ -314,40 +305,39 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
         ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
         return furthest is None or ends or after(dump, furthest)
 
-    by_process = _by_process(job)
-    last = {
-        key: [dump for dump in dumps if is_last(job.streams[key[1]], dump)]
-        for key, dumps in by_process.items()
-    }
-    rounds = {len(by_process[key]) for key, dumps in last.items() if dumps}
+    processes = [
+        (name, stream, dumps, [dump for dump in dumps if is_last(stream, dump)])
+        for name, stream, dumps in _by_process(job)
+    ]
+    rounds = {len(every) for _, _, every, last in processes if last}
     found = []
-    for key, every in by_process.items():
-        dumps = last[key]
-        if not dumps and job.streams[key[1]].last_step is None and rounds == {len(every)}:
-            dumps = every  # without a time, but all were dumped as often
-        threads = [(), *(frames for dump in dumps for frames in main_threads(dump.text))]
-        if threads[-1]:
+    for name, stream, every, last in processes:
+        if not last and stream.last_step is None and rounds == {len(every)}:
+            last = every  # without a time, but all were dumped as often
+        threads = [frames for dump in last for frames in main_threads(dump.text)]
+        if threads and threads[-1]:
             watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
             stays = watched or threads[-1] in threads[:-1]
-            found.append(Stack(file=dumps[-1].file, stream=key[0], frames=threads[-1], stays=stays))
+            found.append(Stack(file=last[-1].file, stream=name, frames=threads[-1], stays=stays))
     return found
 
 
-def _by_process(job: Job) -> dict[tuple[str, str, str], list[Occurrence]]:
-    """The last stacks by rank or stream, stream, and main thread.
+def _by_process(job: Job) -> Iterator[tuple[str, JobStream, list[Occurrence]]]:
+    """The rank, or the stream, and the stream of each process, with its last stacks.
 
     Processes of a node may share its stream: the rank above a stack or its main thread
     distinguishes them. A process of a rank may be started again.
     """
-    written = defaultdict[tuple[str, str, str], list[Occurrence]](list)
     for stream in job.streams.values():
+        written = defaultdict[tuple[str, str], list[Occurrence]](list)
         for dump in stream.stacks:
             heads = [*_FAULT_THREAD.finditer(dump.text)] if stream.rank is None else []
             above = dump.text[: heads[0].start()] if heads else ""
             rank = "".join(f"rank {number}" for number in _RANK_ABOVE.findall(above)[-1:])
             thread = heads[-1]["id"] if heads and stream.node is not None and not rank else ""
-            written[rank or stream.name, stream.name, thread].append(dump)
-    return {key: dumps[-STACKS_OF_RANK:] for key, dumps in written.items()}
+            written[rank or stream.name, thread].append(dump)
+        for (name, _), dumps in written.items():
+            yield name, stream, dumps[-STACKS_OF_RANK:]
 
 
 def assign(
@@ -367,7 +357,12 @@ def assign(
         if stack.node not in nodes:
             named = names_in(stack.node or stack.above, whole) or names_in(stack.file, whole)
             stack.node = whole[named[0]] if named else stack.node
-        stack.stream = _by_rank(job, stack)
+        rank = stack.rank
+        if rank is None and stack.pid is not None:
+            alike = [*job.ranks_of_numbers.get(stack.pid, ())]
+            only = alike[0] if len(alike) == 1 else None
+            rank = job.rank_of_pid.get((stack.node, stack.pid), only)
+        stack.stream = f"rank {rank}" if rank is not None else ""
     ranks = [stream.rank for stream in job.streams.values() if stream.rank is not None]
     size = job.world_size or max(ranks, default=-1) + 1 or None
     each = job.ranks_per_node or (size // max(1, len(nodes)) if size else None)
@@ -380,15 +375,6 @@ def assign(
     return list(stacks)
 
 
-def _by_rank(job: Job, stack: Stack) -> str:
-    """The rank that the file states, or that has the process's number."""
-    rank = stack.rank
-    if rank is None and stack.pid is not None:
-        alike = [*job.ranks_of_numbers.get(stack.pid, ())]
-        rank = job.rank_of_pid.get((stack.node, stack.pid), alike[0] if len(alike) == 1 else None)
-    return f"rank {rank}" if rank is not None else ""
-
-
 def _by_local_rank(
     stacks: Sequence[Stack], on_node: Callable[[str, str], Sequence[str]], *, one_node: bool
 ) -> None:
@@ -397,13 +383,11 @@ def _by_local_rank(
     local = [stack.local_rank for stack in left if stack.local_rank is not None]
     one_node = one_node and len(set(local)) == len(local)
     for stack in left:
-        names = [f"node {stack.node}"] if stack.node is not None else []
-        if stack.node is not None and stack.local_rank is not None:
-            at = on_node(stack.node, str(stack.local_rank))
-            names = [*at] if len(at) == 1 else names
-        if one_node and stack.local_rank is not None and not any("rank " in name for name in names):
-            names = [f"rank {stack.local_rank}"]
-        stack.stream = "".join(names)
+        if stack.node is not None:
+            at = on_node(stack.node, str(stack.local_rank)) if stack.local_rank is not None else ()
+            stack.stream = at[0] if len(at) == 1 else f"node {stack.node}"
+        if one_node and stack.local_rank is not None and "rank " not in stack.stream:
+            stack.stream = f"rank {stack.local_rank}"
 
 
 def _by_order(group: Sequence[Stack], each: int | None) -> None:

@@ -44,19 +44,13 @@ _NO_QUANTITY = re.compile(
 
 
 class NumberOutlier(NamedTuple):
-    """A number of one stream that differs from the others'.
-
-    Attributes:
-        value, usual: at the last step at which both are logged; usual is the others' median.
-        steps: number of the last steps at which it differs.
-        place: its entry.
-    """
+    """A number of one stream that differs from the others'."""
 
     stream: str
     name: str
-    value: float
-    usual: float
-    steps: int
+    value: float  # at the last step at which it and the others' are logged
+    usual: float  # the others' median there
+    steps: int  # number of the last steps at which it differs
     place: Occurrence
 
     @property
