@@ -49,7 +49,7 @@ _RAISED = re.compile(
     r"(?:: ?(?P<message>[^\n]*))?$",
     re.MULTILINE,
 )
-_ENDS = re.compile(r"(?:Error|Exception|Failure|Interrupt|Exit|Warning|Timeout|error|timeout)$")
+_ERROR = re.compile(r"(?:Error|Exception|Failure|Interrupt|Exit|Warning|Timeout|error|timeout)$")
 #: A symptom or an echo of a signature of less confidence names no cause.
 NAMES_A_CAUSE = 0.4
 #: Least confidence of an answer.
@@ -412,7 +412,7 @@ def raised(text: str) -> str:
     """
     frames = list(FRAME.finditer(text))
     behind = _RAISED.finditer(text, frames[-1].end() if frames else 0)
-    found = next((match for match in behind if frames or _ENDS.search(match["name"])), None)
+    found = next((match for match in behind if frames or _ERROR.search(match["name"])), None)
     if found is None:
         return ""
     name = found["name"].rpartition(".")[2]

@@ -26,7 +26,7 @@ from rmetric.diagnosis.templates import (
     plain_pointers,
 )
 
-_NUMBER = re.compile(rb"[0-9]+")
+_DIGIT_BYTES = re.compile(rb"[0-9]+")
 #: Lines with more numbers are parsed each time.
 MOST_NUMBERS = 60
 #: Minutes of a form's lines that are remembered.
@@ -115,7 +115,7 @@ def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.
     """
 
     def loose(text: bytes) -> bytes:
-        return rb"[0-9]+".join(map(re.escape, _NUMBER.split(text)))
+        return rb"[0-9]+".join(map(re.escape, _DIGIT_BYTES.split(text)))
 
     groups = sorted([*((begin, end, b"(") for begin, end in spans), (text, text, b"(?P<text>")])
     parts, at = [], 0
@@ -174,7 +174,7 @@ class StepPlace:
     ) -> None:
         self._read = read
         self._find: re.Pattern[bytes] | None = None
-        first, numbers = read(line), list(_NUMBER.finditer(line, start))
+        first, numbers = read(line), list(_DIGIT_BYTES.finditer(line, start))
         if first is None or len(numbers) > MOST_NUMBERS:
             return
         self._form, moved = first.form, []
@@ -205,7 +205,7 @@ class TimePlace:
         self._minutes: BoundedCache[float] = BoundedCache(MOST_MINUTES)
         start, head = prefixes.head(line)
         match = stated(head) if head.isascii() else None
-        plain = _NUMBER.sub(b"0", line[start:]).decode("utf-8", "replace")
+        plain = _DIGIT_BYTES.sub(b"0", line[start:]).decode("utf-8", "replace")
         self._never = match is None and not may_state(plain)
         parts = match.groupdict(default="") if match is not None else {}
         if match is None or "." in parts.get("fraction", "") or prefixes.time(line) is None:

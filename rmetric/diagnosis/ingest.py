@@ -48,7 +48,7 @@ MAX_ATTEMPTS = 1000
 #: Numbers of a name that are looked at.
 MAX_NUMBERS = 8
 
-_NUMBER = re.compile(r"\d+")
+_DIGITS = re.compile(r"\d+")
 _NODE = re.compile(r"(?i)(?:node|host|server|machine)[-_]?\d")
 #: The scheduler's lines have its own clock, which may be of another zone.
 _OF_SCHEDULER = re.compile(r"^slurmstepd\b|\bCANCELLED AT\b")
@@ -192,11 +192,11 @@ def attempts_by_name(files: Sequence[Group]) -> list[list[Part]]:
 
 def _groupings(parts: Group) -> Iterator[tuple[list[Group], bool]]:
     """Parts in the order of what may number attempts; whether that numbers the scheduler's jobs."""
-    forms = [_NUMBER.sub("0", part.source.name) for part in parts]
+    forms = [_DIGITS.sub("0", part.source.name) for part in parts]
     # A file without its like in another attempt is of none, whatever numbers its name has.
     common = {form for form, count in Counter(forms).items() if count > 1}
     numbers = [
-        (part, [*map(int, _NUMBER.findall(part.source.name))])
+        (part, [*map(int, _DIGITS.findall(part.source.name))])
         for part, form in zip(parts, forms, strict=True)
         if form in common
     ]
@@ -219,7 +219,7 @@ def _groupings(parts: Group) -> Iterator[tuple[list[Group], bool]]:
 
 def _are_attempts(groups: Sequence[Group], *, of_jobs: bool) -> bool:
     """True if the groups follow one another, and begin alike where they are not `of_jobs`."""
-    names = [{_NUMBER.sub("0", part.source.name) for part in group} for group in groups]
+    names = [{_DIGITS.sub("0", part.source.name) for part in group} for group in groups]
     nodes = {part.source.node for group in groups for part in group if _is_of_node(part)}
     streams = [[log for part in group for log in part.streams] for group in groups]
     # A step or a known fault, as programs write them.

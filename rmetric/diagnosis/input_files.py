@@ -28,7 +28,7 @@ _SNIFFED, _SNIFFED_BESIDE = 1 << 16, 4096
 _MOST_BESIDE = 1 << 26
 _TABLES = "settings and tables"
 #: Suffixes of other files in a folder of logs: read only where they are named.
-_OTHER = {
+_OTHER_FILES = {
     "weights, data and archives": "bin ckpt distcp idx index model npy npz onnx parquet pickle pkl "
     "pt pth safetensors arrow h5 hdf5 tfrecord tar tgz zip 7z whl so db sqlite",
     "pictures and documents": "gif html ico ipynb jpeg jpg pdf png svg webp",
@@ -37,14 +37,14 @@ _OTHER = {
     "slurm sub ts",
     "documentation": "md rst tex license",
 }
-_SUFFIXES = {f".{suffix}": kind for kind, words in _OTHER.items() for suffix in words.split()}
+_SUFFIXES = {f".{suffix}": kind for kind, words in _OTHER_FILES.items() for suffix in words.split()}
 #: Those of them that may hold a log or stacks all the same, by their content.
 _MAY_BE_LOGS = (".json", ".pkl", ".pickle", ".csv", ".tsv", ".yaml", ".yml")
 _NAMES = re.compile(
     r"(?i)(?:requirements.*|merges|vocab|license|readme|notice|authors|makefile|dockerfile)(?:\.txt)?"
 )
 _MAGIC = (b"\x89PNG", b"PK\x03\x04", b"\x7fELF", b"\x80\x02", b"\x80\x04", b"BZh", b"\xfd7zXZ")
-_CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x07\x1b")) + b"\x7f"
+_CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x07\x1b")) + b"\x7f"
 #: How a job ended, in the description that a managed service or a cluster gives of it.
 _ENDED = re.compile(
     rb"\bJOB_STATE_(?:FAILED|CANCELLED|EXPIRED|SUCCEEDED)\b|\bFailureReason\b"
@@ -227,7 +227,7 @@ def other_by_content(head: bytes) -> str:
     # control characters are rare in text and common in everything else.
     if b"\x1b" in head or b"\0" in head:
         head = re.sub(rb"\x1b\[[0-?]*[@-~]|\0{16,}", b"", head)
-    control = len(head) - len(head.translate(None, _CONTROL))
+    control = len(head) - len(head.translate(None, _CONTROL_BYTES))
     return "binary" if control > 0.02 * len(head) else ""
 
 

@@ -63,7 +63,7 @@ MAX_STREAMS, MAX_HEADS = 1 << 15, 1000
 #: Changes of stage that are kept of a stream, job numbers of a file.
 MAX_STAGES, MAX_JOB_IDS = 200, 1000
 #: Roles and least confidence of entries that end an attempt.
-_ENDS = ("success", "ending", "cause", "echo", "symptom")
+_ENDING_ROLES = ("success", "ending", "cause", "echo", "symptom")
 MIN_END_CONFIDENCE = 0.5
 #: A program that ends does not write its last words at these levels.
 _NOTED = ("info", "warning")
@@ -426,7 +426,7 @@ class FilePass:
         role, traits = signature.role, signature.traits
         noted = entry.facts.level in _NOTED and role in ("cause", "echo")
         sure = signature.confidence >= MIN_END_CONFIDENCE or "last words" in traits
-        if role in _ENDS and sure and not noted:
+        if role in _ENDING_ROLES and sure and not noted:
             self.marks.add_end(entry.last_line)
         if "restarts ranks" in traits or ("starts ranks" in traits and self.marks.progress):
             writer = stream.prefix.node or (str(stream.number) if stream.number >= 0 else "")

@@ -21,12 +21,12 @@ from rmetric.diagnosis.reading.text import clean, kind_of, level, runs_of
 #: Characters of a line that make its template.
 MAX_TEMPLATE = 400
 
-_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_MON = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DAY = "(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*"
 #: Name -> pattern, on text with "0" for each number; the first that matches at a place counts.
 MASKS = {
     "TIME": (
-        rf"(?i:\b(?:{_DAY},?\ )?(?:0\ {_MONTH}|{_MONTH}\ +0)(?:,?\ 0)??\ 0:0:0(?:[.,]0)?(?:\ 0\b)?)"
+        rf"(?i:\b(?:{_DAY},?\ )?(?:0\ {_MON}|{_MON}\ +0)(?:,?\ 0)??\ 0:0:0(?:[.,]0)?(?:\ 0\b)?)"
         r"|\b0[-/]0[-/]0(?:[-T\ :]+0:0(?::0)?(?:[.,]0)*(?:Z\b|\ ?[-+]0(?::?0)?\b)?)?"
         r"|\b0:0:0(?:[.,]0)?\b(?![:.\w])"
     ),
@@ -44,14 +44,14 @@ MASKS = {
     "N": r"(?:(?<![\w.)\]])[-+])?0(?:[.,]0)*(?:\.(?!\w))?(?:[eE][-+]?0)?",
 }  # fmt: skip
 _MASK = re.compile("|".join(f"(?P<{name}>{mask})" for name, mask in MASKS.items()), re.X)
-_NUMBERS = re.compile(rb"[0-9]+")
+_DIGIT_BYTES = re.compile(rb"[0-9]+")
 _POINTERS = re.compile(rb"\b0x[0a-fA-F]+\b")
 _TIME_FIRST = re.compile(r"^(?:[\[(]?<TIME>[\])]?[\s,:|-]*)+(?=\S)")
 
 
 def plain_numbers(line: bytes) -> bytes:
     """The line with every run of digits as "0"."""
-    return _NUMBERS.sub(b"0", line)
+    return _DIGIT_BYTES.sub(b"0", line)
 
 
 def plain_pointers(plain: bytes) -> bytes:

@@ -19,7 +19,7 @@ BY_ALL = 4
 _PCI = re.compile(r"(?:\b[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 #: The process of a task of Ray, at the head of its traceback.
 _RAY_TASK = re.compile(r"\bray::\S+ \(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.a-f:]+)")
-_ENDS = ("local_host", "local_device", "remote_host", "remote_device")
+_LINK_ENDS = ("local_host", "local_device", "remote_host", "remote_device")
 #: What the name of a host's network card has behind that of the host.
 _INTERFACE = re.compile(r"[-_.]?(?:ib|eth|hsn|bond|roce|opa)\d*$")
 #: Host -> (stream, port) of the connections to it that were lost.
@@ -220,7 +220,7 @@ def links(scene: Scene) -> list[Row]:
     """
     places = dict[tuple[str, str], str]()
     for stream, fields in scene.entries:
-        if all(end in fields for end in _ENDS):
+        if all(end in fields for end in _LINK_ENDS):
             of = scene.job.ranks_of_numbers.get(_pid(fields), set())
             places[stream, fields["local_device"]] = f"rank {min(of)}" if len(of) == 1 else stream
     down = {(name, each["down_device"]) for name, each in scene.entries if "down_device" in each}

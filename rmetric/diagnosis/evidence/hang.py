@@ -47,7 +47,7 @@ _NO_PROGRESS = re.compile(
     r"(?i)\bunchanged for \d"
     r"|\bno (?:new )?(?:progress|steps?|lines?|output)\b.{0,20}\b(?:for|since)\b"
 )
-_NUMBERS = re.compile(r"\d+")
+_DIGITS = re.compile(r"\d+")
 
 
 def hang(scene: Scene) -> list[Row]:
@@ -133,7 +133,7 @@ class _Ended:
             return []
         at = {name: job.events[last.event].template for name, last in lasts.items()}
         if len(set(at.values())) == 1:  # a template of wildcards may have taken in all lines
-            at = {name: _NUMBERS.sub("<N>", last.text) for name, last in lasts.items()}
+            at = {name: _DIGITS.sub("<N>", last.text) for name, last in lasts.items()}
         ((usual, times),) = Counter(at.values()).most_common(1)
         if times != len(lasts) - 1:
             return []
@@ -183,7 +183,7 @@ class _Ended:
         return last_entry - min(begin, last_entry) < MIN_SHARE_BEFORE_LIMIT * gap
 
     def since_last_step(self, last_step: float | None, gap: float) -> tuple[float, str, float]:
-        """Seconds of it to the last entry; the kind of a hang; from how many seconds it is one."""
+        """Seconds without a step, the kind of a hang, and the threshold in seconds."""
         # It is unsure where monitors logged on or the pauses of steps are not known.
         longest = max((log.longest_pause for log, _ in self.stepping), default=0.0)
         kind, least = "hang" if longest else "unsure hang", max(MIN_SECONDS, MIN_RATIO * longest)
@@ -214,22 +214,26 @@ class _Ended:
         gap = self.end - max(last_entry, last_entry if last_step is None else last_step)
         before, kind, least = self.since_last_step(last_step, gap)
         of_zones = gap < 0 or (may_be_time_zone(gap) and not self.ends_by_limit(last_entry, gap))
-        left = gap % QUARTER_SECONDS if of_zones else gap
-        if of_zones and left >= QUARTER_SECONDS - ZONE_TOLERANCE:
-            left = 0.0  # that no difference of time zones explains
-        seconds = before + left
+        seconds = before + (without_zones(gap) if of_zones else gap)
         if seconds < least and not self.ending.has("watched"):
             return []
         kind = "unsure hang" if watched or seconds < least else kind
         furthest = self.scene.job.furthest
         step = furthest.last_step if furthest and not furthest.counts_samples else None
-        words, later = "before the first step" if step is None else f"after step {step}", "later"
+        later = "later"
         if seconds >= MIN_SHOWN_SECONDS:
             later = f"{'at least ' if of_zones else ''}{time_span(seconds)} later"
         place = furthest.last_step_at if furthest else None
         stage = located[0].stage if located else ""
-        words = f"{words} and was ended {later}"
+        reached = "before the first step" if step is None else f"after step {step}"
+        words = f"{reached} and was ended {later}"
         return [Row("", kind, words, 1.0, HUNG, place, stage), *located]
+
+
+def without_zones(gap: float) -> float:
+    """Seconds of the gap that no difference of time zones explains."""
+    left = gap % QUARTER_SECONDS
+    return 0.0 if left >= QUARTER_SECONDS - ZONE_TOLERANCE else left
 
 
 def _end_of(text: str) -> str:

@@ -16,7 +16,7 @@ from rmetric.diagnosis.reading.source import LogSource
 #: Different identities that are kept of those tied to one.
 MOST_TIED = 64
 #: Identities of several parts.
-_PARTS = {
+_IDENTITY_PARTS = {
     "process": ("node", "pid"),
     "child": ("writer", "pid"),
     "gpu": ("node", "bus"),
@@ -91,7 +91,7 @@ class IdentityGraph:
 
 
 def _identity(name: str, found: dict[str, Any]) -> Any:
-    parts = _PARTS.get(name)
+    parts = _IDENTITY_PARTS.get(name)
     if parts is None:
         return found.get(name)
     whole = tuple(found.get(part) for part in parts)

@@ -53,7 +53,7 @@ def _not_after(words: str) -> str:
     return "".join(rf"(?<!{word}[ _-])" for word in words.split())
 
 
-_NUMBER = r"[\"']?[ :=.]{1,60}[\"']?"
+_EQUALS = r"[\"']?[ :=.]{1,60}[\"']?"
 _IS = r"[\"']?(?: is)?[ :=.]{1,60}[\"']?"
 _APART = r"[ ,;|/()]{1,4}[\"']?"
 _RANK = r"(?P<rank>\d+)"
@@ -69,9 +69,9 @@ _JAX = r"\b(?i:jax|coordinator|distributed)\b.{0,160}?\bprocess(?:[ _](?:id|inde
 #: No host: numbered words of prose and of training, devices.
 _NO_HOST = NO_HOST.pattern.decode().removeprefix("(?i)").replace("$", r"(?![\w.-])")
 _DEVICE = rf"(?!(?i:{_NO_HOST}|(?:npu|hpu|xpu|tpu|device|rank|python)\d{{1,2}}\b))"
-_NAME = r"[A-Za-z][\w.-]*\d[\w.-]*"
-_HOST = rf"{_NAME}|\d+\.\d+\.\d+\.\d+"
-_ON = rf"\b(?:on|host(?:name)?|node)[ :=]+{_DEVICE}(?P<node>{_HOST})"
+_HOSTNAME = r"[A-Za-z][\w.-]*\d[\w.-]*"
+_ADDR = rf"{_HOSTNAME}|\d+\.\d+\.\d+\.\d+"
+_ON = rf"\b(?:on|host(?:name)?|node)[ :=]+{_DEVICE}(?P<node>{_ADDR})"
 #: A GPU as NCCL writes it ("busId bb000"), and as the kernel does.
 _BUS = (
     r"(?:.*?\b(?:busId (?P<bus>[0-9a-f]{4,12})"
@@ -83,7 +83,7 @@ _LISTED = r"[a-z][\w.-]*(?:\[[\d,-]+\])?"
 STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
     # the number of ranks: a size of a tensor's or a pipeline's group is another one
     ("job size", "world",
-     rf"(?i)(?<![a-z]_)(?<!parallel )(?:global_)?world[ _-]?size{_NUMBER}(?P<size>\d+)"),
+     rf"(?i)(?<![a-z]_)(?<!parallel )(?:global_)?world[ _-]?size{_EQUALS}(?P<size>\d+)"),
     ("job size", "member: /", r"MEMBER: \d+/(?P<size>\d+)"),
     ("job size", "total ",
      r"(?i)\btotal (?:number of )?(?:ranks|processes|workers)[ :=]+(?P<size>\d+)"),
@@ -128,8 +128,8 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
      rf"(?i){_WITHIN}\brank(?: id)?[ :=\[]{{0,3}}{_RANK}\b.{{0,40}}?{_ON}{_BUS}"),
     ("rank node, gpu member", "rank",
      rf"(?i){_ON}\b.{{0,20}}?{_WITHIN}\brank[ :=\[]{{0,3}}{_RANK}\b{_BUS}"),
-    ("rank node", "slurmd_nodename=", rf"^(?:export )?SLURMD_NODENAME=[\"']?(?P<node>{_HOST})"),
-    ("task node", "srun: error: ", rf"^srun: error: (?P<node>{_HOST}): tasks? (?P<tasks>[\d,-]+):"),
+    ("rank node", "slurmd_nodename=", rf"^(?:export )?SLURMD_NODENAME=[\"']?(?P<node>{_ADDR})"),
+    ("task node", "srun: error: ", rf"^srun: error: (?P<node>{_ADDR}): tasks? (?P<tasks>[\d,-]+):"),
     ("job hosts", "hosts=", r"(?i)^hosts=[\"']?(?P<hosts>[a-z][^\"']*)"),
     ("job hosts", ":::dlpal|nodelist=",
      r"(?i)(?::::DLPAL \S+ \d+ \d+ |(?:^|_|\b)nodelist=)[\"']?"
@@ -150,7 +150,7 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
     # DeepSpeed's launcher ends all of its node in the order of their ranks
     ("writer pid", "killing subprocess ", r"\bKilling subprocess (?P<pid>\d{1,9})\s*$"),
     # the report of torchrun: lines of a host, its rank and its process
-    ("report node", "host ", rf"^\s*host +: (?P<node>{_HOST})\s*$"),
+    ("report node", "host ", rf"^\s*host +: (?P<node>{_ADDR})\s*$"),
     ("report rank, rank node", "rank ", rf"^\s*rank +: {_RANK} \(local_rank"),
     ("report pid, process member", "exitcode ", r"^\s*exitcode +: \S+ \(pid: (?P<pid>\d{1,9})\)"),
 ))

@@ -40,15 +40,15 @@ QUIET_ROLES = ("success", "harmless")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: The driver's own line of an Xid is in the kernel's log; monitors repeat it in words of their own.
 _DRIVER = r"\bXid \((?<gpu>(?:PCI:)?[0-9a-fA-F:.]+)\): "
-_NUMBER = r"(?: (?:error|code|event))?(?:: |[ =:])(?<xid>{n})\b"
+_XID_AT = r"(?: (?:error|code|event))?(?:: |[ =:])(?<xid>{n})\b"
 _LINE = "NVRM: Xid (PCI:0000:9b:00): "
 #: Seconds of the processor that one pattern may take on one entry; a sound one takes microseconds.
 PATTERN_SECONDS = 0.05
 #: Text before an exception that a logger, a log service or a launcher's report repeats: a time,
 #: perhaps a bracket, and in an indented traceback the indentation.
-_TIME = r"[\[(]?\d+[-/]\d+[-/]\d+[T _-]\d+:\d+:\d+(?:[.,]\d+)*(?:Z|[+-]\d+:?\d*)?[\])]?[ \t|:-]+"
-_BEFORE = re.compile(rf"^{_TIME}", re.MULTILINE)
-_SET_IN = re.compile(r"^[ \t]+(?=(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception)\b)", re.MULTILINE)
+_DATE = r"[\[(]?\d+[-/]\d+[-/]\d+[T _-]\d+:\d+:\d+(?:[.,]\d+)*(?:Z|[+-]\d+:?\d*)?[\])]?[ \t|:-]+"
+_STAMPED = re.compile(rf"^{_DATE}", re.MULTILINE)
+_INDENT = re.compile(r"^[ \t]+(?=(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception)\b)", re.MULTILINE)
 _SET_IN_TRACE = re.compile(r"\S.*Traceback \(most recent|^\s+Traceback \(", re.MULTILINE)
 #: From this rank on a signature is more specific than the type of an exception.
 SPECIFIC = 6
@@ -165,7 +165,7 @@ def wrong(path: Path, name: Any, key: Any, found: str, accepted: str) -> Signatu
 def _of_xid(n: int, given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a signature, of which the table gives those in which Xids differ."""
     given = dict(given)
-    number, example = _NUMBER.format(n=n), given.pop("example")
+    number, example = _XID_AT.format(n=n), given.pop("example")
     entry = {
         "family": "GPU hardware",
         "role": "cause",
@@ -333,9 +333,9 @@ class SignatureLibrary:
 
 def _bare(text: str) -> str:
     """An entry without the times before its lines, nor spaces before a set-in exception."""
-    text = _BEFORE.sub("", text)
+    text = _STAMPED.sub("", text)
     traced = "Traceback (" in text and _SET_IN_TRACE.search(text)
-    return _SET_IN.sub("", text) if traced else text
+    return _INDENT.sub("", text) if traced else text
 
 
 def _shipped() -> Iterator[tuple[Signature, Path]]:

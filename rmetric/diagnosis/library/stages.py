@@ -32,8 +32,8 @@ _TABLE = Path(__file__).with_name("stages.yaml").read_text(encoding="utf-8")
 #: The first that matches counts.
 RULES = [StageRule(**entry) for entry in yaml.load(_TABLE, LOADER)]
 _PATTERNS = [re.compile("|".join(rule.patterns)) for rule in RULES]
-_GATES = WordIndex((gate.encode(), at) for at, rule in enumerate(RULES) for gate in rule.gates)
-_MLPERF = ":::ml"  # :::MLLOG and :::MLL
+_RULE_GATES = WordIndex((gate.encode(), at) for at, rule in enumerate(RULES) for gate in rule.gates)
+_MLPERF_MARK = ":::ml"  # :::MLLOG and :::MLL
 #: Entries that name stages without being in one.
 _NONE = re.compile(
     r"traceback \(most recent|^\s*file \"|\b(error|exception)\b[:\]]|\bfailed\b|\bno module named\b"
@@ -61,7 +61,7 @@ _CALLS = re.compile(r"\b([A-Za-z_]\w*)\(")
 NOT_OWN = re.compile(r"(?:site|dist)-packages|/lib(?:64)?/python[\d.]*/|[\\/]Lib[\\/]|^<")
 #: Frames without a stage: a launcher starts workers again, a list of layers has items too, and
 #: activations are computed again from what is called a checkpoint.
-_BESIDES = re.compile(
+_LAUNCHER_FILES = re.compile(
     r"[\\/]torch[\\/](?:distributed[\\/](?:run|launch|elastic)|nn[\\/]|utils[\\/]checkpoint)"
     r"|tensor_parallel[\\/]random|activation_checkpoint"
 )
@@ -98,14 +98,14 @@ def stated_stage(text: str, rules: Sequence[int] | None = None, *, may_step: boo
     lower = text.lower()
     rules = possible_rules(lower.encode()) if rules is None else rules
     found = next((RULES[at].stage for at in rules if _PATTERNS[at].search(lower)), "")
-    if not found and may_step and _MLPERF not in lower and match_step(text):
+    if not found and may_step and _MLPERF_MARK not in lower and match_step(text):
         found = "train"
     return "" if found and _NONE.search(lower) else found
 
 
 def possible_rules(form: bytes, words: Collection[bytes] | None = None) -> Sequence[int]:
     """Places in `RULES` of those that may match an entry, whatever its digits are."""
-    return sorted(set(_GATES.items(form, words)))
+    return sorted(set(_RULE_GATES.items(form, words)))
 
 
 def awaited(text: str) -> str:
@@ -140,7 +140,7 @@ def _names(raised: str) -> list[str]:
     names = []
     for frame in FRAME.finditer(raised):
         path, name = frame["path"], frame["name"]
-        if _BESIDES.search(path):
+        if _LAUNCHER_FILES.search(path):
             continue
         if name != "<module>":  # a whole program may be called after its data
             names += [function for function, files in _FILES.items() if files.search(path)]

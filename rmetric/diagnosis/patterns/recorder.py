@@ -24,9 +24,9 @@ from rmetric._util.printed import counted
 #: Larger files are no dumps: a recorder keeps a few thousand collectives.
 MAX_BYTES_OF_DUMP = 1 << 29
 #: Keys that every dump has.
-_KEYS = (b"pg_config", b"collective_seq_id")
+_DUMP_KEYS = (b"pg_config", b"collective_seq_id")
 _PICKLE = b"\x80"
-_RANK = re.compile(r"(?i)(?:rank[_-]?(\d+)|(\d+))(?:\.\w+)*$")
+_RANK_OF_FILE = re.compile(r"(?i)(?:rank[_-]?(\d+)|(\d+))(?:\.\w+)*$")
 #: Files of these folders are of a library, not of the training program.
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|^<|/torch/")
 #: Operations that no rank of a group ends before all have started; with the broadcast, those that
@@ -87,7 +87,7 @@ class _Plain(pickle.Unpickler):
 
 def is_dump(head: bytes) -> bool:
     """True for the first bytes of a dump, in either format."""
-    return head[:1] in (_PICKLE, b"{") and any(key in head for key in _KEYS)
+    return head[:1] in (_PICKLE, b"{") and any(key in head for key in _DUMP_KEYS)
 
 
 def read_dump(path: Path, name: str) -> Dump:
@@ -95,7 +95,7 @@ def read_dump(path: Path, name: str) -> Dump:
 
     Raises LogError: it cannot be read, holds objects, lacks its keys or names no rank.
     """
-    found = _RANK.search(path.name)
+    found = _RANK_OF_FILE.search(path.name)
     dump = Dump(file=name, rank=int(found[1] or found[2]) if found else -1)
     try:
         size = path.stat().st_size

@@ -35,7 +35,7 @@ _FRAME = re.compile(
 #: What py-spy writes with --locals, and about its process.
 _BESIDES = re.compile(r"^(?:\s+(?:Arguments|Locals):|\s{8,}\S+: |Python v\d|\s*$)")
 #: The host or the task that pdsh or srun puts before each line.
-_BEFORE = re.compile(
+_WRITER_BEFORE = re.compile(
     r"^ *(?:(?P<host>[A-Za-z][\w.-]*\d[\w-]*)|\d{1,5}): ?(?=Process |Thread |Python v|  |$)"
 )
 #: Heads of the threads of faulthandler, the main thread's last, and their frames.
@@ -151,7 +151,7 @@ def _from_first(head: bytes) -> list[str]:
     if b"Thread " not in head and b"Process " not in head:
         return []
     text = unwrapped(head).decode("utf-8", "replace")
-    lines = [_BEFORE.sub("", line) for line in text.splitlines()]
+    lines = [_WRITER_BEFORE.sub("", line) for line in text.splitlines()]
     for at, line in enumerate(lines):
         after = next((line for line in lines[at + 1 : at + 3] if line.strip()), "")
         of_process = after == "" or after.startswith("Python v") or _THREAD.match(after)
@@ -166,7 +166,7 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
     above: list[str] = []
     main = False
     for line in text.splitlines():
-        if before := _BEFORE.match(line):
+        if before := _WRITER_BEFORE.match(line):
             node, line = before["host"] or node, line[before.end() :]
         if process := _PROCESS.match(line):
             found.append(_stated(name, node, process["pid"], process["command"], above))

@@ -137,7 +137,7 @@ def numbers(text: str) -> Iterator[tuple[str, float]]:
 RANKS_PER_OUTLIER = 16
 #: Number of words before a bare value that make its name.
 NUM_CONTEXT_WORDS = 3
-_WORD = re.compile(r"[^\s,;()\[\]{}|'\"]+")
+_WORD_OF_TEXT = re.compile(r"[^\s,;()\[\]{}|'\"]+")
 #: A number or a version: no time, no duration, no address, no name with a number.
 _SETTING = re.compile(r"v?\d+(?:[./]\d+){0,2}(?:[+-][A-Za-z][\w.]*)?")
 #: Names of addresses that all ranks of a job share.
@@ -190,7 +190,7 @@ def _settings(ranks: Sequence[JobStream]) -> Iterable[dict[str, tuple[str, str]]
     logged: dict[tuple[int, int, int], dict[str, tuple[str, str]]] = defaultdict(dict)
     for event, by_rank in texts.items():
         for rank, text in by_rank.items() if len(set(by_rank.values())) > 1 else ():
-            words = _WORD.findall(text)
+            words = _WORD_OF_TEXT.findall(text)
             for at in range(len(words)):
                 if setting := _setting(words, at):
                     logged[event, len(words), at][rank] = setting

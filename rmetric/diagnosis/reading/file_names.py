@@ -26,13 +26,13 @@ _BEFORE_NODE = re.compile(
     r"(?i)(?:(?<=[_.])(?:[a-z][a-z\d]*-)+|(?:^|(?<=/))(?:[a-z]+\d[a-z\d]*-|(?:[a-z\d]+-){2,})+)$"
 )
 _JOBSET = re.compile(r"(?:^|(?<=/))(?:[a-z\d]+-)+$")
-_HOST = re.compile(
+_HOST_FORM = re.compile(
     r"(?i)(?<![a-z\d])((?:[a-z]+-)*(?:node|host|compute|gpu|dgx|hgx|cn|gn|nid|srv|ip|ascend|npu|atlas|mi\d{3}\w?|gaudi\d?"
     r"|[ahb][1-3]00)[a-z-]*\d[\d-]*"
     r"|r\d+i\d+n\d+)(?![a-z\d])"
 )
 #: A folder's name that may be a host's: letters, and a number at its end.
-_FOLDER = re.compile(r"(?i)(?P<form>[a-z][a-z\d]*(?:[-_.][a-z\d]+)*?[-_.]?)\d+")
+_FOLDER_NAME = re.compile(r"(?i)(?P<form>[a-z][a-z\d]*(?:[-_.][a-z\d]+)*?[-_.]?)\d+")
 _MACHINE = (
     r"(?!(?:job|run|try|part|attempt|restart|boot)[-_]?\d)[a-z][a-z\d-]*\d[a-z\d-]*"
     r"|\d{1,3}(?:\.\d{1,3}){3}"
@@ -56,7 +56,7 @@ _COUNTS = re.compile(
     r"|iter|log\.|slurm-\d+_|try|restart)[a-z]*[-_.]?$"
 )
 #: Words of a file's name, and how many of them are looked at for the names of nodes.
-_WORD = re.compile(r"[a-zA-Z\d]+")
+_NAME_WORD = re.compile(r"[a-zA-Z\d]+")
 MAX_NAME_WORDS = 40
 #: Least number of files of which an unlabelled number is a rank.
 _MIN_FILES = 4
@@ -100,7 +100,7 @@ def is_kernel_log(name: str) -> bool:
 
 def names_in(file: str, nodes: Collection[str]) -> list[str]:
     """Those of several nodes whose whole names a file's name has in it, each once."""
-    words = list(_WORD.finditer(file))[:MAX_NAME_WORDS]
+    words = list(_NAME_WORD.finditer(file))[:MAX_NAME_WORDS]
     # However many nodes there are, a name has few parts.
     parts = (
         file[first.start() : last.end()] for at, first in enumerate(words) for last in words[at:]
@@ -174,7 +174,7 @@ def _take_hosts(names: Sequence[str], files: list[FileIdentity]) -> None:
     """Names of hosts, where several files differ by a word of one form with digits in it."""
     forms: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     for at, (name, file) in enumerate(zip(names, files, strict=True)):
-        for match in _HOST.finditer(name) if file.node is None else ():
+        for match in _HOST_FORM.finditer(name) if file.node is None else ():
             after = name[match.end() :]
             if file.ranked:  # on another node a file has another rank
                 after = re.sub(r"\d+", "0", after)
@@ -194,7 +194,7 @@ def _take_folders(names: Sequence[str], files: list[FileIdentity]) -> None:
         parts = name.split("/")
         for place, folder in enumerate(parts[:-1]):
             known = _LABELLED.search(folder) or _COUNTS.search(folder.rstrip("0123456789"))
-            if file.node is None and not known and (match := _FOLDER.fullmatch(folder)):
+            if file.node is None and not known and (match := _FOLDER_NAME.fullmatch(folder)):
                 key = "/".join(parts[:place]), match["form"]
                 found[key][folder].add("/".join(parts[place + 1 :]))
                 places.setdefault(at, (key, folder))

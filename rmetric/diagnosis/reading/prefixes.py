@@ -172,7 +172,7 @@ NO_HOST = re.compile(
 )
 #: The number of a GPU, or of a host that is called so.
 _OF_DEVICE = re.compile(rb"(?i)gpu(\d{1,2})")
-_CODE = (b".py", b".cc", b".cpp", b".c")
+_CODES = (b".py", b".cc", b".cpp", b".c")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +377,7 @@ def _are_hosts(heads: list[re.Match[bytes]], distinct: int, share: float) -> boo
     # Devices are counted from 0, and their numbers have no zero before them.
     numbers = [match[1] for host in hosts if (match := _OF_DEVICE.fullmatch(host))]
     named = len(numbers) == len(hosts) and all(len(number) == 2 for number in numbers)
-    words = any((NO_HOST.match(host) and not named) or host.endswith(_CODE) for host in hosts)
+    words = any((NO_HOST.match(host) and not named) or host.endswith(_CODES) for host in hosts)
     return len(forms) == 1 and share >= 0.5 and len(heads) >= 2 * distinct and not words
 
 

@@ -46,7 +46,7 @@ _MARKS = (
     re.compile(rb">(?: |(?=[^>\s])|$)"),
     re.compile(rb"(?i)(?:\[(?:stdout|stderr)\]|<(?:stdout|stderr)>|(?:stdout|stderr) ?[:|]) ?"),
 )
-_NUMBERS = (re.compile(rb"(?=[ \d]{6,}\t) *(\d{1,9})\t"), re.compile(rb"(\d{1,9})[:-]"),
+_COUNTED = (re.compile(rb"(?=[ \d]{6,}\t) *(\d{1,9})\t"), re.compile(rb"(\d{1,9})[:-]"),
             re.compile(rb"\[(\d{1,9})\](?: |$)"))  # fmt: skip
 #: Share of the lines that a mark needs; lines, and their texts without digits, that numbers need.
 _MOST, _MANY, _MANY_KINDS, _DEEPEST = 0.9, 5, 6, 3
@@ -151,7 +151,7 @@ def _layers(lines: Sequence[bytes]) -> Layers:
     while len(sample) >= FEWEST and len(layers) < _DEEPEST:
         enough = _MOST * len(sample)
         marks = (mark for mark in _MARKS if sum(map(bool, map(mark.match, sample))) >= enough)
-        layer = next((num for num in _NUMBERS if _numbers(num, sample)), None) or next(marks, None)
+        layer = next((num for num in _COUNTED if _numbers(num, sample)), None) or next(marks, None)
         blank = min((line[: -len(line.lstrip(b" \t"))] for line in sample), key=len)
         blank = blank if all(line.startswith(blank) for line in sample) else b""
         if layer is None and len(blank.expandtabs()) > 1:  # one space Megatron's lines have
@@ -170,8 +170,8 @@ def _numbers(form: re.Pattern[bytes], sample: Sequence[bytes]) -> bool:
     rests = _without(form, sample)
     kinds = {rest.translate(None, b"0123456789") for rest in rests}
     many = len(rests) >= _MANY and len(kinds) >= min(_MANY_KINDS, len(rests) // 2 + 1)
-    set_in = form is _NUMBERS[1] and not any(rest[:1].strip() for rest in rests)
-    return form is _NUMBERS[0] or (many and not set_in)
+    set_in = form is _COUNTED[1] and not any(rest[:1].strip() for rest in rests)
+    return form is _COUNTED[0] or (many and not set_in)
 
 
 def _without(layer: re.Pattern[bytes], lines: Sequence[bytes]) -> list[bytes]:

@@ -57,7 +57,7 @@ _COMPOSER = re.compile(r"\[ba=(\d+)\]\[event=")
 _MLPERF = re.compile(r"\W*:::ml")
 _SAMPLES = re.compile(r"\"(?P<word>step_num|iter_num|step|samples_count)\": *(?P<step>\d+)\b")
 _OF_EVALUATION = re.compile(r"\"(key\": *\")?(eval|valid)\w*\"")
-_KEY = re.compile(r"\"key\": *\"(\w+)\"(?:, *\"value\": *\{\"(\w+)\")?")
+_MLPERF_KEY = re.compile(r"\"key\": *\"(\w+)\"(?:, *\"value\": *\{\"(\w+)\")?")
 _LOSSES = ("loss", "entropy", "xent", "grad_norm", "gnorm")
 #: With the number that the words name: no mark parts them (`text_pairs.name_in`).
 _BESIDE_LOSS = re.compile(
@@ -68,7 +68,7 @@ _DOCKER = re.compile(r"^step \d+/\d+ : ")
 
 
 def _mlperf(text: str) -> StepMatch | None:
-    found, key = _SAMPLES.search(text), _KEY.search(text)
+    found, key = _SAMPLES.search(text), _MLPERF_KEY.search(text)
     if found is None or key is None or _OF_EVALUATION.search(text):
         return None
     form = f"{key[1]} {key[2] or ''} {found['word']}"
@@ -153,7 +153,7 @@ _FORMS = (
 )
 _PARTS = [(part, at) for at, form in enumerate(_FORMS) for part in form.parts]
 #: Characters of an entry in which its step is sought.
-_HEAD = 2000
+_SOUGHT = 2000
 #: A traceback, or the table of values that wandb prints at the end.
 _NO_STEP = re.compile(r"traceback \(most|^\s*(?:file \"|wandb: )")
 
@@ -166,7 +166,7 @@ def match_step(text: str) -> StepMatch | None:
     plans ("resume from iteration 500") are none. Where MLPerf's log keys name no step, the
     number of samples stands in for it.
     """
-    text = text[:_HEAD].lower()
+    text = text[:_SOUGHT].lower()
     if _NO_STEP.search(text):
         return None
     return next((found for form in _forms_of(text) if (found := form.read(text))), None)
@@ -184,7 +184,7 @@ def planned_steps(text: str, step: int) -> int | None:
 
 def may_state_step(plain: str) -> bool:
     """Return False only if `match_step` is None whatever the numbers; `plain` has "0" for each."""
-    return bool(_forms_of(plain[:_HEAD].lower()))
+    return bool(_forms_of(plain[:_SOUGHT].lower()))
 
 
 def _forms_of(text: str) -> list[_Form]:

@@ -62,7 +62,7 @@ _TIMES = {
     "kernel": r"(?<=[\[ ])(?P<boot>\d{1,9})\.(?P<fraction>\d{6})(?=\])",
 }
 UNITS = {"milliseconds": 1e3, "microseconds": 1e6}
-_TIME = {form: re.compile(pattern, re.ASCII) for form, pattern in _TIMES.items()}
+_TIME_FORMS = {form: re.compile(pattern, re.ASCII) for form, pattern in _TIMES.items()}
 #: All forms at once, without their groups; the form's own name is the only one.
 _ANY = re.compile(
     "|".join(
@@ -81,7 +81,7 @@ _BEFORE = re.compile(
     (?:\[[A-Za-z][\w|./: -]{0,40}[ |]|[\[(<"]|(?i:time|ts|timestamp|date)="?)?[ ]*""",
     re.VERBOSE,
 )
-_KEY = re.compile(
+_TIME_KEY = re.compile(
     r'^ +time +: $|"(?:time|time_ms|timestamp|@timestamp|ts|asctime|datetime|date)" ?: ?"?$| AT $'
 )
 #: Before a clock time stands a date's number.
@@ -104,7 +104,7 @@ def stated(text: str) -> re.Match[str] | None:
     any_number = form in ("epoch", "long_epoch") and "." not in found[0] and not before.strip()
     if any_number or not _begins(before):
         return None
-    return _TIME[form].match(text, found.start())
+    return _TIME_FORMS[form].match(text, found.start())
 
 
 def parse(text: str) -> tuple[float, int] | None:
@@ -139,7 +139,7 @@ def may_state(plain: str) -> bool:
 
 def _begins(before: str) -> bool:
     """Return True if a time behind this text is the line's own."""
-    return bool(_BEFORE.fullmatch(before) or _KEY.search(before))
+    return bool(_BEFORE.fullmatch(before) or _TIME_KEY.search(before))
 
 
 def _seconds(parts: dict[str, str]) -> float | None:

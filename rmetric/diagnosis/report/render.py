@@ -24,9 +24,9 @@ from rmetric.diagnosis.result import FOLLOWS, LIKELY, SURE, Diagnosis, Evidence,
 #: Largest number of lines of a verdict, and of characters of a line.
 MOST_LINES = 15
 WIDTH = 110
-_LABEL = 11
+_LABEL_WIDTH = 11
 #: Characters beside a label.
-_ROOM = WIDTH - _LABEL
+_ROOM = WIDTH - _LABEL_WIDTH
 #: Parts that lose lines where there are too many, in this order, down to so many.
 _GIVES_WAY = (
     ("To do", 3), ("Attempts", 1), ("Candidates", 2), ("Where", 2), ("Log", 2), ("Note", 2),
@@ -39,7 +39,7 @@ _SURE_OF = {
     "terminated": " that the job was ended from outside",
 }
 #: Suspects in the first line.
-_NAMED = 2
+_MOST_NAMED = 2
 WHO_ACTS = {
     "hardware": "hardware: operators of the machines",
     "user": "user: owner of the job's code, settings or data",
@@ -49,7 +49,7 @@ WHO_ACTS = {
 #: Where a text may end early: an explanation or an addition follows.
 _CLAUSE = re.compile(r"; |(?<=\.) (?=[A-Z])|, (?:(?:most )?often|which|so that) ")
 #: Characters that are given up to end, or begin, with a whole word.
-_WORD = 24
+_WORD_WIDTH = 24
 #: A file's name, with its folders.
 _PATH = re.compile(r"""(?:[^\s/'"()\[\]=,]*/)+(?=[^\s/]*\w\.\w)""")
 _TRACEBACK = (
@@ -77,7 +77,7 @@ def brief(text: str, most: int, point: str = "") -> str:
     at = text.find(point)
     if at and at + len(point) >= most:
         start = min(at, max(len(text) - most + 1, 0))
-        space = text.find(" ", max(start - 1, 0), min(start + _WORD, at))
+        space = text.find(" ", max(start - 1, 0), min(start + _WORD_WIDTH, at))
         text = f"…{text[start if space < 0 else space + 1 :]}"
     if len(text) <= most:
         return text
@@ -85,7 +85,7 @@ def brief(text: str, most: int, point: str = "") -> str:
     stops = [at for match in _CLAUSE.finditer(text, most // 4) if (at := match.start()) <= most - 2]
     if stops and not point:
         return text[: stops[-1]].rstrip("…") + " …"
-    space = text.rfind(" ", max(end, most - 1 - _WORD), most - 1)
+    space = text.rfind(" ", max(end, most - 1 - _WORD_WIDTH), most - 1)
     return text[: most - 1 if space < 0 else space].rstrip(" ,;:") + "…"
 
 
@@ -166,7 +166,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     lines = [headline(diagnosis)]
     for part in parts:
         for at, line in enumerate(part.lines(sizes[part.label])):
-            lines.append(f"{'' if at else part.label:<{_LABEL}}{line}")
+            lines.append(f"{'' if at else part.label:<{_LABEL_WIDTH}}{line}")
     return "\n".join(lines)
 
 
@@ -206,8 +206,8 @@ def where(diagnosis: Diagnosis) -> str:
         if not _is_known(diagnosis.nodes[0].name):
             return ""
         close = diagnosis.leading
-        named = " and ".join(place(suspect) for suspect in close[:_NAMED])
-        more = len(close) - _NAMED
+        named = " and ".join(place(suspect) for suspect in close[:_MOST_NAMED])
+        more = len(close) - _MOST_NAMED
         return f"{named} and {more} more" if more > 0 else named
     event = shown(diagnosis)
     # The first stream of a symptom, an echo or an end from outside is no place of the failure.
