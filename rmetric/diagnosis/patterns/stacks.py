@@ -210,15 +210,12 @@ def states_stack(text: str) -> bool:
 
 def main_threads(text: str) -> list[tuple[Frame, ...]]:
     """The main thread in each dump of faulthandler in an entry: the thread that comes last."""
-    heads = [*_FAULT_THREAD.finditer(text)]
-    ends = [*(head.start() for head in heads[1:]), len(text)]
+    _, *parts = _FAULT_THREAD.split(text)
+    threads, bodies = parts[::2], parts[1::2]
     return [
-        tuple(
-            (frame["name"], frame["file"], frame["line"])
-            for frame in _FAULT_FRAME.finditer(text, head.end(), end)
-        )
-        for head, end in zip(heads, ends, strict=True)
-        if head["id"] == heads[-1]["id"]
+        tuple((name, file, line) for file, line, name in _FAULT_FRAME.findall(body))
+        for thread, body in zip(threads, bodies, strict=True)
+        if thread == threads[-1]
     ]
 
 
@@ -265,13 +262,10 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
         found = {name: odd for name, odd in found.items() if known and odd.collective}
     waiting = [stack for stack in every if stack.stage]
     if waiting and (len(every) <= 2 or len(waiting) <= MAX_ODD_SHARE * len(every)):
-        where = {name: odd.words for name, odd in found.items()}
-        found = {
-            stack.stream: OddStack(
-                where.get(stack.stream, _shown(stack.frames[:MAX_SHOWN])), stack.stage
-            )
-            for stack in waiting
-        }
+        where, found = {name: odd.words for name, odd in found.items()}, {}
+        for stack in waiting:
+            words = where.get(stack.stream, _shown(stack.frames[:MAX_SHOWN]))
+            found[stack.stream] = OddStack(words, stack.stage)
     stay = {stack.stream for stack in stacks if stack.stays}
     return {
         name: odd._replace(words=f"{_AWAITS[odd.awaits]} {odd.words}", stays=name in stay)
