@@ -69,7 +69,6 @@ TRAITS = {
 
 #: Texts of a signature's fields, and how their values in YAML are checked.
 Text = Annotated[str, Meta(min_length=1)]
-Texts = Annotated[tuple[Text, ...], Meta(min_length=1)]
 Id = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$")]
 #: Lower case without digits, three characters and more.
 Gate = Annotated[str, Meta(pattern=r"^[\x00-/:-@\[-\x7f]{3,}$")]
@@ -123,7 +122,7 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     title: Text
     role: Role
     actor: Actor = ""
-    patterns: Texts
+    patterns: Annotated[tuple[Text, ...], Meta(min_length=1)]
     gates: Annotated[tuple[Gate, ...], Meta(min_length=1)]
     to_do: tuple[Text, ...] = ()
     levels: tuple[Level, ...] = ()

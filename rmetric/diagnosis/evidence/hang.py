@@ -220,13 +220,11 @@ class _Ended:
         kind = "unsure hang" if watched or seconds < least else kind
         furthest = self.scene.job.furthest
         step = furthest.last_step if furthest and not furthest.counts_samples else None
-        later = "later"
-        if seconds >= MIN_SHOWN_SECONDS:
-            later = f"{'at least ' if of_zones else ''}{time_span(seconds)} later"
         place = furthest.last_step_at if furthest else None
         stage = located[0].stage if located else ""
         reached = "before the first step" if step is None else f"after step {step}"
-        words = f"{reached} and was ended {later}"
+        at_least = "at least " if of_zones else ""
+        words = f"{reached} and was ended {_later(seconds, at_least)}"
         return [Row("", kind, words, 1.0, HUNG, place, stage), *located]
 
 
@@ -234,6 +232,11 @@ def without_zones(gap: float) -> float:
     """Seconds of the gap that no difference of time zones explains."""
     left = gap % QUARTER_SECONDS
     return 0.0 if left >= QUARTER_SECONDS - ZONE_TOLERANCE else left
+
+
+def _later(seconds: float, at_least: str) -> str:
+    shown = seconds >= MIN_SHOWN_SECONDS
+    return f"{at_least}{time_span(seconds)} later" if shown else "later"
 
 
 def _end_of(text: str) -> str:

@@ -203,10 +203,7 @@ def _of_xid(n: int, given: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def any_digits(pattern: str) -> str:
-    """A pattern of all that the given one matches, without its digits.
-
-    What may take a digit may take nothing.
-    """
+    """A looser pattern, for lines without their digits: what may take one may take nothing."""
     return str(_TOKEN.sub(_without_digits, pattern))
 
 

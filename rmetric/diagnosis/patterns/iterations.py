@@ -77,11 +77,7 @@ def distance(first: Sequence[int], second: Sequence[int]) -> int:
 # A training logs the same few sequences again and again.
 @lru_cache(maxsize=2000)
 def similarity(first: tuple[int, ...], second: tuple[int, ...]) -> float:
-    """1 for equal, 0 where no pair on the best path is equal.
-
-    The distance over the length of the longer: the shortest path that can be is as long, so the
-    distance is never more.
-    """
+    """1 for equal, 0 for all unequal: no distance is more than the length of the longer."""
     return 1.0 if first == second else 1.0 - distance(first, second) / max(len(first), len(second))
 
 

@@ -26,7 +26,7 @@ MAX_BYTES_OF_DUMP = 1 << 29
 #: Keys that every dump has.
 _DUMP_KEYS = (b"pg_config", b"collective_seq_id")
 _PICKLE = b"\x80"
-_RANK_OF_FILE = re.compile(r"(?i)(?:rank[_-]?(\d+)|(\d+))(?:\.\w+)*$")
+_RANK_OF_FILE = re.compile(r"(\d+)(?:\.\w+)*$")
 #: Files of these folders are of a library, not of the training program.
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|^<|/torch/")
 #: Operations that no rank of a group ends before all have started; with the broadcast, those that
@@ -96,7 +96,7 @@ def read_dump(path: Path, name: str) -> Dump:
     Raises LogError: it cannot be read, holds objects, lacks its keys or names no rank.
     """
     found = _RANK_OF_FILE.search(path.name)
-    dump = Dump(file=name, rank=int(found[1] or found[2]) if found else -1)
+    dump = Dump(file=name, rank=int(found[1]) if found else -1)
     try:
         size = path.stat().st_size
         if size > MAX_BYTES_OF_DUMP:

@@ -131,9 +131,8 @@ def peer_outliers(
 
 
 def _robust_z(values: Matrix, least: float) -> Matrix:
-    centre = np.median(values)
-    spread = MAD_TO_DEVIATION * np.median(np.abs(values - centre))
-    return np.asarray((values - centre) / max(float(spread), least))
+    centre = float(np.median(values))
+    return (values - centre) / max(robust_deviation(values, centre), least)
 
 
 def _forest(off: Matrix, seed: int) -> Matrix:

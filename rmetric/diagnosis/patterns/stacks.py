@@ -173,8 +173,7 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
             main = True
         elif thread := _THREAD.match(line):
             of_main, number = thread["name"] == "MainThread", thread["id"]
-            if not found or (of_main and found[-1].frames and number != str(found[-1].pid)):
-                # of a process whose own line was left out
+            if not found or (of_main and _is_another(found[-1], number)):
                 found.append(_stated(name, node, number, "", above))
             if of_main:
                 found[-1].frames = ()
@@ -189,6 +188,11 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
     if len(stacks) == 1 and stacks[0].rank is None:
         stacks[0].rank = rank
     return stacks
+
+
+def _is_another(last: Stack, number: str) -> bool:
+    """True if a main thread is of a process whose own line was left out."""
+    return bool(last.frames) and number != str(last.pid)
 
 
 def _stated(file: str, node: str | None, pid: str, command: str, above: Sequence[str]) -> Stack:
@@ -210,15 +214,12 @@ def states_stack(text: str) -> bool:
 
 def main_threads(text: str) -> list[tuple[Frame, ...]]:
     """The main thread in each dump of faulthandler in an entry: the thread that comes last."""
-    heads = [*_FAULT_THREAD.finditer(text)]
-    ends = [*(head.start() for head in heads[1:]), len(text)]
+    _, *parts = _FAULT_THREAD.split(text)
+    threads, bodies = parts[::2], parts[1::2]
     return [
-        tuple(
-            (frame["name"], frame["file"], frame["line"])
-            for frame in _FAULT_FRAME.finditer(text, head.end(), end)
-        )
-        for head, end in zip(heads, ends, strict=True)
-        if head["id"] == heads[-1]["id"]
+        tuple((name, file, line) for file, line, name in _FAULT_FRAME.findall(body))
+        for thread, body in zip(threads, bodies, strict=True)
+        if thread == threads[-1]
     ]
 
 
@@ -265,13 +266,10 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
         found = {name: odd for name, odd in found.items() if known and odd.collective}
     waiting = [stack for stack in every if stack.stage]
     if waiting and (len(every) <= 2 or len(waiting) <= MAX_ODD_SHARE * len(every)):
-        where = {name: odd.words for name, odd in found.items()}
-        found = {
-            stack.stream: OddStack(
-                where.get(stack.stream, _shown(stack.frames[:MAX_SHOWN])), stack.stage
-            )
-            for stack in waiting
-        }
+        where, found = {name: odd.words for name, odd in found.items()}, {}
+        for stack in waiting:
+            words = where.get(stack.stream, _shown(stack.frames[:MAX_SHOWN]))
+            found[stack.stream] = OddStack(words, stack.stage)
     stay = {stack.stream for stack in stacks if stack.stays}
     return {
         name: odd._replace(words=f"{_AWAITS[odd.awaits]} {odd.words}", stays=name in stay)
@@ -298,15 +296,8 @@ def _apart_from_most(stacks: Sequence[Stack]) -> dict[str, OddStack]:
 def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> list[Stack]:
     """The last stack of every process that logged one, and no step behind it."""
     furthest = job.furthest.last_step_at if job.furthest else None
-
-    def is_last(stream: JobStream, dump: Occurrence) -> bool:
-        if stream.last_step is not None:
-            return dump.step == stream.last_step
-        ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
-        return furthest is None or ends or after(dump, furthest)
-
     processes = [
-        (name, stream, dumps, [dump for dump in dumps if is_last(stream, dump)])
+        (name, stream, dumps, [d for d in dumps if _is_last(stream, d, furthest, after)])
         for name, stream, dumps in _by_process(job)
     ]
     rounds = {len(every) for _, _, every, last in processes if last}
@@ -320,6 +311,18 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
             stays = watched or threads[-1] in threads[:-1]
             found.append(Stack(file=last[-1].file, stream=name, frames=threads[-1], stays=stays))
     return found
+
+
+def _is_last(
+    stream: JobStream,
+    dump: Occurrence,
+    furthest: Occurrence | None,
+    after: Callable[[Occurrence, Occurrence], bool],
+) -> bool:
+    if stream.last_step is not None:
+        return dump.step == stream.last_step
+    ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
+    return furthest is None or ends or after(dump, furthest)
 
 
 def _by_process(job: Job) -> Iterator[tuple[str, JobStream, list[Occurrence]]]:
@@ -357,11 +360,7 @@ def assign(
         if stack.node not in nodes:
             named = names_in(stack.node or stack.above, whole) or names_in(stack.file, whole)
             stack.node = whole[named[0]] if named else stack.node
-        rank = stack.rank
-        if rank is None and stack.pid is not None:
-            alike = [*job.ranks_of_numbers.get(stack.pid, ())]
-            only = alike[0] if len(alike) == 1 else None
-            rank = job.rank_of_pid.get((stack.node, stack.pid), only)
+        rank = _rank_of(job, stack)
         stack.stream = f"rank {rank}" if rank is not None else ""
     ranks = [stream.rank for stream in job.streams.values() if stream.rank is not None]
     size = job.world_size or max(ranks, default=-1) + 1 or None
@@ -373,6 +372,14 @@ def assign(
     all_there = len(stacks) >= MIN_STACKS and size in (None, len(stacks))
     _by_local_rank(stacks, on_node, one_node=all_there and len(nodes) <= 1)
     return list(stacks)
+
+
+def _rank_of(job: Job, stack: Stack) -> int | None:
+    """The rank that the stack states, or that of its process's number."""
+    if stack.rank is not None or stack.pid is None:
+        return stack.rank
+    alike = [*job.ranks_of_numbers.get(stack.pid, ())]
+    return job.rank_of_pid.get((stack.node, stack.pid), alike[0] if len(alike) == 1 else None)
 
 
 def _by_local_rank(
