@@ -36,6 +36,8 @@ MAX_QUOTED = 60
 #: So many different entries may recur during a hang, at least so often: heartbeats, monitors.
 MAX_HEARTBEATS = 2
 MIN_HEARTBEATS = 3
+#: Stages in which nothing may be logged for long.
+QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
 #: Least share of the ranks that made the last step, for the others to be behind.
 MIN_SHARE_AT_TOP = 0.5
 #: So many ranks must end at the same line, for the only other one to stand elsewhere.
@@ -92,9 +94,9 @@ class _Ended:
 
     @cached_property
     def later(self) -> list[tuple[float, Occurrence]]:
-        """Those behind the last step that state a time themselves."""
-        # A note or a stack that states no time is no sign of progress.
-        own = [pair for pair in self.entries if pair[1].time is not None]
+        """Those behind the last step that state a time themselves, if any does."""
+        # A note or a stack that states no time is no sign of progress beside lines that do.
+        own = [pair for pair in self.entries if pair[1].time is not None] or self.entries
         return [pair for pair in own if self.last_step is None or pair[0] > self.last_step]
 
     @cached_property
@@ -111,8 +113,11 @@ class _Ended:
 
     def are_heartbeats(self) -> bool:
         """True if what follows the last step is little that recurs, and no work."""
+        names = {log.name for log, _ in self.stepping}
+        stages = {entry.stage for _, entry in self.later if entry.stream in names}
         few = len({entry.event for _, entry in self.later}) <= MAX_HEARTBEATS
-        return few and not any(_WORK.search(entry.text) for _, entry in self.later)
+        at_work = any(_WORK.search(entry.text) for _, entry in self.later)
+        return few and not at_work and not stages & QUIET_STAGES
 
     def behind(self) -> list[Row]:
         """Rows against the few ranks whose last step is below that of the others."""

@@ -214,8 +214,9 @@ def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Mark]:
         mark = marks[at]
         under_way = mark.steps > origin.steps or mark.ends > origin.ends
         again = mark.template in current.counts or mark.template in first.counts
-        # What follows in the same place has less in common with a beginning.
-        news = (mark.steps, mark.ends) != tried
+        # What follows in the same place has less in common with a beginning, if it does not lead.
+        leads = mark.template in (*current.once[:LEADS], *first.once[:LEADS])
+        news = leads or (mark.steps, mark.ends) != tried
         # A rank that had not written it begins later than others.
         known = mark.rank < 0 or (mark.template, mark.rank) in written
         if under_way and again and news and known:
