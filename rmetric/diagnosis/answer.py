@@ -234,17 +234,15 @@ class Weighed:
     # -- its parts
 
     def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:
-        """Those of the faults, errors that first occur with them, and `odd` ones; each once.
-
-        The causes come first; generic ones only where there are no other.
-        """
+        """Those of the faults, errors that first occur with them, and `odd` ones; each once."""
         shown: dict[int, Evidence] = {}
+        # Generic ones only where there is no other.
         top = [fault for fault in self.faults if fault.signature.rank and fault.confidence >= LEAST]
         for cause in sorted(top or self.faults, key=lambda fault: _ORDER.index(fault.role)):
             for number in sorted(cause.events - shown.keys()):
                 matches = [match for match in cause.matches if number in match.events]
-                firsts = [match.first for match in matches if match.first.event == number]
-                first = [*firsts, self.job.events[number].first][0]
+                firsts = (match.first for match in matches if match.first.event == number)
+                first = next(firsts, self.job.events[number].first)
                 who = [match.stream for match in matches]
                 shown[number] = self._evidence(first, who, cause.signature.title, cause.signature)
         found, templates = self.unusual, {event.template for event in shown.values()}

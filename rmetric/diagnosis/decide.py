@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rmetric._util.lazy import EXTRAS, check_installed
@@ -63,19 +64,14 @@ def diagnose(
     if isinstance(pool, str | Path):
         pool = Pool.load(pool)
     library = SignatureLibrary.load(signatures) if signatures else SignatureLibrary.shipped()
-
-    def read(some: Sequence[str | Path]) -> list[Job]:
-        return ingest_attempts(some, library, cores=jobs, on_progress=on_progress)
-
+    read = partial(ingest_attempts, library=library, cores=jobs, on_progress=on_progress)
     attempts = read(_listed(paths))
     siblings = [read([path])[-1] for path in _listed(healthy)]
     count = len(attempts)
     number = count if attempt is None else attempt + count + 1 if attempt < 0 else attempt
     if not 1 <= number <= count:
-        raise ValueError(
-            f"attempt is {attempt}: these logs have {count}; 1 to {count} or -{count} to -1 is "
-            "accepted"
-        )
+        accepted = f"1 to {count} or -{count} to -1 is accepted"
+        raise ValueError(f"attempt is {attempt}: these logs have {count}; {accepted}")
     found = gathered(attempts[number - 1], library, siblings, pool).diagnosis()
     return found if count == 1 else _beside_others(found, number, attempts, library)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from rmetric._util import __version__
 from rmetric._util.printed import counted
@@ -165,7 +165,7 @@ def incident_page(
     )  # fmt: skip
 
 
-def on_axis(time: float | None) -> bool:
+def on_axis(time: float | None) -> TypeGuard[float]:
     """Return True for a date with its year."""
     return time is not None and FIRST_TIME <= time <= LAST_TIME
 
@@ -184,7 +184,7 @@ def timelines(
         f"{counted(n, 'event')} {how}: only in the table." for how, n in left_out.items() if n
     ]
     ends = [diagnosis.job.get(name) for name in ("first_time", "last_time")]
-    times = [*moments, *(float(end) for end in ends if end and on_axis(end))]
+    times = [*moments, *filter(on_axis, ends)]
     if not times:
         return [], [*remarks, "The logs state no times, so nothing stands on an axis of time."]
     start, end = min(times), max(times)
@@ -206,20 +206,13 @@ def timelines(
 
 
 def _stages(diagnosis: Diagnosis, end: float) -> list[Mark]:
+    stages = [stage for stage in diagnosis.job.get("stages", ()) if on_axis(stage["time"])]
     marks = []
-    for stage in diagnosis.job.get("stages", ()):
+    for stage, after in zip(stages, [*(stage["time"] for stage in stages[1:]), end], strict=False):
         name, time = stage["stage"], stage["time"]
-        if on_axis(time):
-            kind = f"stage{STAGES.index(name) + 1 if name in STAGES else 7}"
-            marks.append(Mark(time, kind, f"{name}, from {clock(time)}", shown=name))
-    return _stretched(marks, end)
-
-
-def _stretched(marks: Sequence[Mark], end: float) -> list[Mark]:
-    """Each until the next begins, the last until `end`."""
-    ends = [*(mark.start for mark in marks[1:]), end]
-    pairs = zip(marks, ends, strict=False)  # without marks there is the end alone
-    return [mark._replace(end=max(mark.start, after)) for mark, after in pairs]
+        kind = f"stage{STAGES.index(name) + 1 if name in STAGES else 7}"
+        marks.append(Mark(time, kind, f"{name}, from {clock(time)}", max(after, time), name))
+    return marks
 
 
 def metric_lanes(metric: Metric | None) -> Lanes:
@@ -249,15 +242,15 @@ def metric_lanes(metric: Metric | None) -> Lanes:
 def _gpu_lanes(gpus: Gpus | None) -> Lanes:
     if gpus is None:
         return {}
-    lanes = {}
+    lanes = dict[str, list[Mark]]()
     for key in gpus.unwell[:_MOST_GPUS]:
-        marks = []
-        for state in gpus.news:
-            if state.key == key and state.time >= FIRST_TIME:
-                label = f"{state.level}: {'; '.join(state.reasons)}".rstrip(": ")
-                shown = "" if state.level == "healthy" else state.level
-                marks.append(Mark(state.time, state.level, label, shown=shown))
-        lanes[f"GPU {key}"] = _stretched(marks, gpus.until[key])
+        own = [state for state in gpus.news if state.key == key and state.time >= FIRST_TIME]
+        ends = [*(state.time for state in own[1:]), gpus.until[key]]
+        marks = lanes[f"GPU {key}"] = []
+        for state, end in zip(own, ends, strict=False):
+            label = f"{state.level}: {'; '.join(state.reasons)}".rstrip(": ")
+            shown = "" if state.level == "healthy" else state.level
+            marks.append(Mark(state.time, state.level, label, end, shown))
     return lanes
 
 
@@ -310,11 +303,11 @@ def _offset(scored: ScoredRun, diagnosis: Diagnosis, remarks: list[str]) -> floa
     if timed and on_axis(timed[0][1]):
         return 0.0
     same = [seconds for at, seconds in timed if at == step]
-    if not same or time is None or not on_axis(time):
+    if not same or not on_axis(time):
         remarks.append("its alarms are not on the axis of time: it shares no time with the logs")
         return None
     remarks.append(f"on the axis of time it is placed by step {step}, which both tell")
-    return float(time) - same[-1]
+    return time - same[-1]
 
 
 def _rows(gpus: Gpus, diagnosis: Diagnosis) -> list[dict[str, Any]]:
@@ -331,7 +324,7 @@ def _rows(gpus: Gpus, diagnosis: Diagnosis) -> list[dict[str, Any]]:
 
 
 def _before(time: float, diagnosis: Diagnosis) -> str:
-    if diagnosis.time is None or not on_axis(diagnosis.time):
+    if not on_axis(diagnosis.time):
         return ""
     apart = abs(diagnosis.time - time)
     words = f"{apart:.0f} s" if apart < 120 else f"{apart / 60:.0f} min"
