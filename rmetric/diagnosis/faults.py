@@ -96,28 +96,32 @@ def find_faults(
     shared.sort(key=lambda match: ordering.key(match.last))
     # A rule asks for one before or behind a match.
     shared = shared[:MOST_COMPARED] + shared[MOST_COMPARED:][-MOST_COMPARED:]
-    faults = []
+    planned_end, faults = _planned_end(job), []
     for name, matches in found.items():
         signature = signatures[name]
         met = (
-            _Met(job, way, signature, [*ends.get(match.stream, ()), *shared], ordering)
+            _Met(job, way, signature, [*ends.get(match.stream, ()), *shared], planned_end, ordering)
             for match in matches
-            for way in (_ways(match) if signature.role == "cause" else [match])
+            for way in _ways(match, signature)
         )
         if not all(case.was_survived() for case in met):
             matches.sort(key=lambda match: ordering.key(match.first))
             last = max((match.last for match in matches), key=ordering.key)
             faults.append(Fault(signature=signature, matches=matches, last=last))
     faults.sort(key=lambda fault: ordering.key(fault.first))
-    _relate(faults, ordering)
+    for fault in faults:
+        earlier = (other for other in faults if _explains(other, fault, ordering))
+        fault.follows = next((other.signature.id for other in earlier), "")
     return faults
 
 
-def _ways(match: Match) -> list[Match]:
-    """The match, and that of its first entry alone where the last may not be the last."""
+def _ways(match: Match, signature: Signature) -> list[Match]:
+    """The match, and that of a cause's first entry alone where the last may not be the last."""
     # Of a node's kernel and its rank, by two clocks, either may be. A tool lists the newest first.
     two = match.first.file != match.last.file or (match.first.time or 0) > (match.last.time or 0)
-    return [match, replace(match, last=match.first)] if two else [match]
+    return (
+        [match, replace(match, last=match.first)] if two and signature.role == "cause" else [match]
+    )
 
 
 def ended_alone(job: Job, signatures: Mapping[str, Signature]) -> frozenset[str]:
@@ -140,12 +144,6 @@ MIN_CONFIDENCE_OF_FAILURE = 0.4
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
 #: whichever is logged first.
 SAME_FAULT_SECONDS = 60.0
-
-
-def _relate(faults: Sequence[Fault], ordering: Ordering) -> None:
-    for fault in faults:
-        earlier = (other for other in faults if _explains(other, fault, ordering))
-        fault.follows = next((other.signature.id for other in earlier), "")
 
 
 def _explains(other: Fault, fault: Fault, ordering: Ordering) -> bool:
@@ -217,6 +215,14 @@ MIN_STEP_SHARE = 0.05
 LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 
 
+def _planned_end(job: Job) -> list[Occurrence]:
+    """Entries of the job's last step which state that it is the last planned one."""
+    if job.furthest is None or (step := job.furthest.last_step) is None:
+        return []
+    entries = [entry for entry in (*job.furthest.tail, job.furthest.last_step_at) if entry]
+    return [e for e in entries if planned_steps(e.text, step) == step or "(100%)" in e.text]
+
+
 @dataclass(frozen=True)
 class _Met:
     """A match, and all that decides if the training survived it; `ends` state a planned end."""
@@ -225,6 +231,7 @@ class _Met:
     match: Match
     signature: Signature
     ends: Sequence[Match]
+    planned_end: Sequence[Occurrence]
     ordering: Ordering
 
     @property
@@ -232,8 +239,10 @@ class _Met:
         return self.job.streams[self.match.stream]
 
     @property
-    def furthest(self) -> Occurrence | None:
-        return self.job.furthest.last_step_at if self.job.furthest else None
+    def planned_last(self) -> Occurrence | None:
+        """The entry that first states the job's last step, if that is the last planned one."""
+        last = self.job.furthest.last_step_at if self.job.furthest else None
+        return last if last in self.planned_end else None
 
     def was_survived(self) -> bool:
         """True if training continued, or ended as planned, after it; the first rule that fits."""
@@ -247,10 +256,13 @@ class _Met:
         of_machine = self.signature.actor in ("hardware", "platform") and not self.own.steps
         if behind and (of_machine or has("connection")):
             return True
-        if self._taken_back() or (has("connection") and self._closed_at_the_end()):
+        # Behind the last planned step nobody waits for a connection any more.
+        last = self.planned_last
+        closed = last is not None and self.ordering.after(self.match.first, last)
+        if self._taken_back() or (closed and has("connection") and not has("waiting")):
             return True
         if self.signature.role == "ending":  # after the planned one it was of a server, or a wait
-            of_server = has("ends a step") and bool(self.ends) and self._made_all_steps()
+            of_server = has("ends a step") and bool(self.ends and self.planned_end)
             return of_server or (has("interrupted") and behind)
         return self._beside_a_training_that_ended_well() or self._went_on()
 
@@ -259,7 +271,7 @@ class _Met:
         if any(self.ordering.after(end.last, self.match.last) for end in self.ends):
             return True
         traits = self.job.traits
-        return "recorded" in traits and ("completed" in traits or self._made_all_steps())
+        return "recorded" in traits and ("completed" in traits or bool(self.planned_end))
 
     def _killed_or_broke(self) -> bool:
         """A kill that a launcher or a framework reports too; what no rank of its node outlives."""
@@ -274,36 +286,17 @@ class _Met:
         known = [seconds for seconds in later if seconds is not None]
         return bool(known) and 0.0 <= max(known) <= MAX_AFTER_LOST_GPU_SECONDS
 
-    def _made_all_steps(self) -> bool:
-        """An entry of the last step states that it is the last planned one."""
-        tail = self.job.furthest.tail if self.job.furthest else ()
-        return any(map(self._is_last_step, [*tail, self.furthest]))
-
-    def _is_last_step(self, entry: Occurrence | None) -> bool:
-        step = self.job.furthest.last_step if self.job.furthest else None
-        if entry is None or step is None:
-            return False
-        return planned_steps(entry.text, step) == step or "(100%)" in entry.text
-
     def _taken_back(self) -> bool:
         own = (self.job.matches.get((id, self.match.stream)) for id in self.signature.taken_back_by)
         return any(
             match is not None and self.ordering.after(match.last, self.match.last) for match in own
         )
 
-    def _closed_at_the_end(self) -> bool:
-        """Behind the last planned step nobody waits for a connection any more."""
-        last = self.furthest
-        if last is None or "waiting" in self.signature.traits:
-            return False
-        return self.ordering.after(self.match.first, last) and self._is_last_step(last)
-
     def _beside_a_training_that_ended_well(self) -> bool:
         """In another file of errors, beside a training that made all its steps."""
-        last = self.furthest
-        if not self.signature.survivable or self.own.steps or last is None:
-            return False
-        return last.file != self.match.last.file and self._is_last_step(last)
+        last = self.planned_last
+        beside = last is not None and last.file != self.match.last.file and not self.own.steps
+        return self.signature.survivable and beside
 
     def _went_on(self) -> bool:
         """More steps were logged after the last match than may be in flight."""

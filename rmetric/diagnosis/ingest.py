@@ -54,6 +54,7 @@ _NODE = re.compile(r"(?i)(?:node|host|server|machine)[-_]?\d")
 _OF_SCHEDULER = re.compile(r"^slurmstepd\b|\bCANCELLED AT\b")
 
 Group = Sequence[Part]
+OnProgress = Callable[[int], None] | None
 
 
 def ingest(paths: Sequence[str | Path], library: SignatureLibrary, **options: Any) -> Job:
@@ -66,7 +67,7 @@ def ingest_attempts(
     library: SignatureLibrary,
     *,
     cores: int = 1,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: OnProgress = None,
 ) -> list[Job]:
     """Read the logs of one job, each attempt by itself, the first one first.
 
@@ -100,10 +101,7 @@ def ingest_attempts(
 
 
 def _files(
-    sources: Sequence[LogSource],
-    library: SignatureLibrary,
-    cores: int,
-    on_progress: Callable[[int], None] | None,
+    sources: Sequence[LogSource], library: SignatureLibrary, cores: int, on_progress: OnProgress
 ) -> Iterator[list[Part]]:
     """The attempts of each file, in the order of the files."""
     if cores == 1 or len(sources) == 1 or sum(source.size for source in sources) < WORTH_PROCESSES:
@@ -118,7 +116,7 @@ def _files(
     # The largest first, so that no process is left with it at the end.
     order, number = sorted(sources, key=lambda source: -source.size), 4 * cores
     # A process uses its caches for several files.
-    shares = [share for at in range(number) if (share := order[at::number])]
+    shares = [order[at::number] for at in range(min(number, len(order)))]
     read = Parallel(n_jobs=min(cores, len(shares)), return_as="generator_unordered")(
         delayed(_read)(share, library) for share in shares
     )
@@ -131,9 +129,7 @@ def _files(
         yield by_name[source.name]
 
 
-def _attempts_of(
-    source: LogSource, analyser: LineAnalyser, on_progress: Callable[[int], None] | None
-) -> list[Part]:
+def _attempts_of(source: LogSource, analyser: LineAnalyser, on_progress: OnProgress) -> list[Part]:
     """Parts of a file's attempts; a second pass where the first expected them elsewhere."""
     first = FilePass(source, analyser)
     found = first.read_attempts(on_progress)
@@ -193,12 +189,12 @@ def attempts_by_name(files: Sequence[Group]) -> list[list[Part]]:
 def _groupings(parts: Group) -> Iterator[tuple[list[Group], bool]]:
     """Parts in the order of what may number attempts; whether that numbers the scheduler's jobs."""
     forms = [_DIGITS.sub("0", part.source.name) for part in parts]
+    alike = Counter(forms)
     # A file without its like in another attempt is of none, whatever numbers its name has.
-    common = {form for form, count in Counter(forms).items() if count > 1}
     numbers = [
         (part, [*map(int, _DIGITS.findall(part.source.name))])
         for part, form in zip(parts, forms, strict=True)
-        if form in common
+        if alike[form] > 1
     ]
     most = min(max((len(found) for _, found in numbers), default=0), MAX_NUMBERS)
     # A date and a time are two numbers; one alone is of an attempt, a rank or anything.
@@ -219,18 +215,20 @@ def _groupings(parts: Group) -> Iterator[tuple[list[Group], bool]]:
 
 def _are_attempts(groups: Sequence[Group], *, of_jobs: bool) -> bool:
     """True if the groups follow one another, and begin alike where they are not `of_jobs`."""
-    names = [{_DIGITS.sub("0", part.source.name) for part in group} for group in groups]
+    names = {frozenset(_DIGITS.sub("0", part.source.name) for part in group) for group in groups}
     nodes = {part.source.node for group in groups for part in group if _is_of_node(part)}
-    streams = [[log for part in group for log in part.streams] for group in groups]
     # A step or a known fault, as programs write them.
-    active = all(any(log.stream.steps or log.matches for log in some) for some in streams)
-    same = all(files == names[0] for files in names) and len(nodes) != len(groups)
+    active = all(
+        any(log.stream.steps or log.matches for part in group for log in part.streams)
+        for group in groups
+    )
+    same = len(names) == 1 and len(nodes) != len(groups)
     return same and active and _follow(groups) and (of_jobs or _begin_alike(groups))
 
 
 def _follow(groups: Sequence[Group]) -> bool:
     """True if the time of each group is known and begins after the one before has ended."""
-    spans = [span for group in groups if (span := _span(group)) is not None]
+    spans = [span for span in map(_span, groups) if span is not None]
     if len({span[0] >= NO_YEAR[1] for span in spans}) > 1:
         # Only within a year are they in order.
         spans = [(without_year(begin), without_year(end)) for begin, end in spans]
@@ -243,9 +241,8 @@ def _follow(groups: Sequence[Group]) -> bool:
 def _begin_alike(groups: Sequence[Group]) -> bool:
     """True if each group's first entries are of kinds that the next one's have too."""
     # One that failed before its program began has other first lines.
-    worked = [
-        group for group in groups if any(log.stream.steps for part in group for log in part.streams)
-    ]
+    steps = [sum(log.stream.steps for part in group for log in part.streams) for group in groups]
+    worked = [group for group, some in zip(groups, steps, strict=True) if some]
     kinds = [_beginning(group) for group in (worked if len(worked) > 1 else groups)]
     return all(
         len(before & after) >= max(1.0, MIN_SHARED * min(len(before), len(after)))
@@ -285,7 +282,7 @@ def _beginning(group: Group) -> set[str]:
     return kinds
 
 
-def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
+def aligned(files: Sequence[Group]) -> list[list[Part]]:
     """Parts of each attempt of a job, from the attempts that each file has.
 
     torchelastic names the attempt in the path (``attempt_0/0/stdout.log``). Files with as many
@@ -299,7 +296,7 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
     return attempts
 
 
-def _by_order(files: Sequence[Sequence[Part]], numbers: Sequence[int | None]) -> list[list[Part]]:
+def _by_order(files: Sequence[Group], numbers: Sequence[int | None]) -> list[list[Part]]:
     named = sorted({number for number in numbers if number is not None})
     working = [parts for parts in files if any(map(shows_work, parts))] or files
     most = len(named) or max(map(len, working))
@@ -312,9 +309,8 @@ def _by_order(files: Sequence[Sequence[Part]], numbers: Sequence[int | None]) ->
         elif len(parts) > most:  # a tool's reports on one device after the other
             attempts[-1] += parts
         else:
-            for at, part in enumerate(parts):
-                same = len(parts) == most
-                attempts[at if same else _place(part, begins, at - len(parts))].append(part)
+            for at, part in enumerate(parts, -len(parts)):
+                attempts[at if len(parts) == most else _place(part, begins, at)].append(part)
     return [parts for parts in attempts if parts]
 
 
@@ -336,22 +332,20 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
     if len(attempts) < 2 or spans[-1] is None:
         return
     since = spans[-1][0] - SAME_START_SECONDS
+    moments = [time for span in spans if span is not None for time in span]
 
     def is_since(entry: Occurrence) -> bool:
         return entry.time is None or without_year(entry.time) >= since
 
-    moments = [time for span in spans if span is not None for time in span]
     for part in attempts[-1]:
         stated = [without_year(entry.time) for entry in part.entries if entry.time is not None]
-        if not shows_work(part) and any(
-            abs(time - at) <= SAME_START_SECONDS for at in moments for time in stated
-        ):
-            for stream in part.streams:
-                stream.matches = [
-                    match if is_since(match.first) else replace(match, first=match.last, count=1)
-                    for match in stream.matches
-                    if is_since(match.last)
-                ]
+        near = (abs(time - at) <= SAME_START_SECONDS for at in moments for time in stated)
+        for stream in () if shows_work(part) or not any(near) else part.streams:
+            stream.matches = [
+                match if is_since(match.first) else replace(match, first=match.last, count=1)
+                for match in stream.matches
+                if is_since(match.last)
+            ]
 
 
 def _span_of_work(parts: Sequence[Part]) -> tuple[float, float] | None:

@@ -209,22 +209,18 @@ def _count_over_nodes(files: list[FileIdentity]) -> None:
     places: dict[str, set[int]] = defaultdict(set)
     for file in files:
         within = file.local_rank if file.rank is None else file.rank
-        if file.node is None:
-            file.rank = within
-        elif within is not None:
+        if file.node is not None and within is not None:
             places[file.node].add(within)
-    every = set().union(*places.values())
     # A rank on two nodes is not of the whole job.
-    several = sum(map(len, places.values())) > len(every)
+    of_nodes = sum(map(len, places.values())) > len(set().union(*places.values()))
     per_node = max(map(len, places.values()), default=0)
-    numbers = {file.node_number for file in files if file.node in places}
-    equal = all(ranks == {*range(per_node)} for ranks in places.values())
-    equal &= numbers == {*range(len(places))}
-    for file in files if several or len(places) <= 1 else ():
-        if file.node not in places or not several:
+    numbered = {file.node_number for file in files if file.node in places} == {*range(len(places))}
+    equal = numbered and all(ranks == {*range(per_node)} for ranks in places.values())
+    for file in files:
+        if file.node is None or len(places) <= 1:
             file.rank = file.local_rank if file.rank is None else file.rank
-            continue
-        local = file.rank if file.local_rank is None else file.local_rank
-        file.local_rank, file.rank = local, None
-        if equal and local is not None:
-            file.rank = (file.node_number or 0) * per_node + local
+        elif file.node in places and of_nodes:
+            within = file.rank if file.local_rank is None else file.local_rank
+            file.local_rank, file.rank = within, None
+            if equal and within is not None:
+                file.rank = (file.node_number or 0) * per_node + within

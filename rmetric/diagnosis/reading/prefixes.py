@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import filterfalse, islice
@@ -161,7 +161,7 @@ _COMPILED = {
     name: re.compile(pattern.encode()) for name, pattern in (CUT | COUNTED | STATED).items()
 }
 #: Any of the counted forms.
-_ANY_COUNTED = re.compile(re.sub(r"[(][?]P<\w+>", "(?:", "|".join(COUNTED.values())).encode())
+_ANY_COUNTED = re.compile("|".join(map(_bare, COUNTED.values())).encode())
 #: Share of a file's lines before which a collector of logs puts its own.
 COLLECTS = 0.9
 _TEED = re.compile(rb"\[rank(\d+)\]:\[rank(\d+)\]:")
@@ -173,6 +173,9 @@ NO_HOST = re.compile(
 #: The number of a GPU, or of a host that is called so.
 _OF_DEVICE = re.compile(rb"(?i)gpu(\d{1,2})")
 _CODES = (b".py", b".cc", b".cpp", b".c")
+
+#: The name of a form that a line begins with, and its groups.
+_Form = tuple[str, dict[str, bytes | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,13 +247,9 @@ class PrefixParser:
         """The forms of a file, from a sample of it (`LogSource.sample`)."""
         lines = [line for line in lines if line.strip()]
         some = lines if len(lines) <= _LEARNT else Random(0).sample(lines, _LEARNT)
-        heads = list(map(cls().pattern.match, some))
-        counted, behind = _counted(_rests(heads, 0)), None
-        if counted:
-            heads = list(map(cls(counted).pattern.match, some))
-        if _collected(_rests(heads, 1)):
-            parser = cls(counted, behind=())
-            behind = _counted([line[parser.split(line)[1] :] for line in some])
+        counted, behind = _counted(cls()._rests(some)), None
+        if _collected(cls(counted)._rests(some, 1)):
+            behind = _counted(cls(counted, behind=())._rests(some))
         # Of another rank than torchrun's prefix states: "[rank3]:[rank11]:".
         teed = (found for line in lines if (found := _TEED.search(line, 0, TIME_HEAD)))
         role_is_rank = any(found[1] != found[2] for found in teed)
@@ -288,55 +287,47 @@ class PrefixParser:
         found = parse(self.head(line)[1])
         return found[0] if found else None
 
+    def _rests(self, lines: Iterable[bytes], group: int = 0) -> list[bytes]:
+        """What stands behind a group of the pattern in each line."""
+        return [line[head.end(group) :] for line in lines if (head := self.pattern.match(line))]
+
     def _who(self, match: re.Match[bytes]) -> Prefix:
         kinds = list[str]()
         found: dict[str, Any] = {}  # the fields of an inner prefix override the outer ones
-        self._take_chain(match, 1, kinds, found)
-        if host := match[2]:
-            kinds.append("syslog")
-            found |= _values({"node": host})
-        self._take_chain(match, 3, kinds, found)
-        for name in STATED if match[4] else ():
-            if stated := _COMPILED[name].match(match[4]):
-                fields = stated.groupdict()
-                if "rank" in found:
-                    fields.pop("rank", None)  # of a group: "[rank29]: ... [PG ID 9 Rank 1]"
-                kinds.append(name)
-                found |= _values(fields)
+        for name, fields in self._stated(match):
+            if name == "torch" and self.role_is_rank and "torchrun" not in kinds:
+                name, fields = "torchrun", {"local_rank": fields["rank"]}
+            if name in STATED and "rank" in found:
+                fields["rank"] = None  # of a group: "[rank29]: ... [PG ID 9 Rank 1]"
+            kinds.append("srun" if name == "labelled" else name)
+            found |= {
+                field: value.decode("utf-8", "replace") if field == "node" else int(value)
+                for field, value in fields.items()
+                if value is not None
+            }
         if "task" in found and "rank" not in found and not self.tasks_launch:
             found["rank"] = found["task"]
         return Prefix(kinds=tuple(kinds), **found) if kinds else NO_PREFIX
 
-    def _take_chain(
-        self, match: re.Match[bytes], group: int, kinds: list[str], found: dict[str, Any]
-    ) -> None:
+    def _stated(self, match: re.Match[bytes]) -> Iterator[_Form]:
+        """The forms of a whole prefix, the outermost first, each with its groups."""
+        yield from self._chain(match, 1)
+        if match[2]:
+            yield "syslog", {"node": match[2]}
+        yield from self._chain(match, 3)
+        for name in STATED if match[4] else ():
+            if stated := _COMPILED[name].match(match[4]):
+                yield name, stated.groupdict()
+
+    def _chain(self, match: re.Match[bytes], group: int) -> Iterator[_Form]:
         at, end = match.span(group)
         while at < end:
             ways = ((name, _COMPILED[name].match(match.string, at)) for name in self._forms)
             way = next(((name, hit) for name, hit in ways if hit and at < hit.end() <= end), None)
             if way is None:
                 return
-            name, hit = way
-            fields = _values(hit.groupdict())
-            if name == "torch" and self.role_is_rank and "torchrun" not in kinds:
-                name, fields = "torchrun", {"local_rank": fields["rank"]}
-            kinds.append("srun" if name == "labelled" else name)
-            found |= fields
-            at = hit.end()
-
-
-def _values(fields: Mapping[str, bytes | None]) -> dict[str, Any]:
-    """The fields of a `Prefix` that a form states."""
-    return {
-        name: value.decode("utf-8", "replace") if name == "node" else int(value)
-        for name, value in fields.items()
-        if value is not None
-    }
-
-
-def _rests(heads: Iterable[re.Match[bytes] | None], group: int) -> list[bytes]:
-    """What stands behind a group of each match."""
-    return [head.string[head.end(group) :] for head in heads if head is not None]
+            yield way[0], way[1].groupdict()
+            at = way[1].end()
 
 
 def _collected(rests: list[bytes]) -> bool:

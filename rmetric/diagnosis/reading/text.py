@@ -160,12 +160,8 @@ _BEGUN = {
     Kind.DOUBLE: State.RULED,
 }
 _IN_TRACE = {
-    Kind.PART: State.TRACE,
-    Kind.FRAME: State.FRAMED,
-    Kind.BOX: State.TRACE,
-    Kind.EXCEPTION: State.RAISED,
-    Kind.CHAIN: State.CHAINED,
-    Kind.LEAD: State.LED,
+    **dict.fromkeys((Kind.PART, Kind.BOX), State.TRACE),
+    **{kind: _BEGUN[kind] for kind in (Kind.FRAME, Kind.EXCEPTION, Kind.CHAIN, Kind.LEAD)},
 }
 #: State of an open entry -> kinds of lines that belong to it, with the state after them.
 _JOINED: dict[State, dict[Kind, State]] = {
@@ -173,18 +169,12 @@ _JOINED: dict[State, dict[Kind, State]] = {
     State.TRACE: _IN_TRACE,
     State.FRAMED: {**_IN_TRACE, Kind.PLAIN: State.TRACE},
     State.RAISED: {
-        Kind.PART: State.RAISED,
-        Kind.FRAME: State.RAISED,
-        Kind.CHAIN: State.CHAINED,
-        Kind.LEAD: State.LED,
-        Kind.DOUBLE: State.RULED,
+        **dict.fromkeys((Kind.PART, Kind.FRAME), State.RAISED),
+        **{kind: _BEGUN[kind] for kind in (Kind.CHAIN, Kind.LEAD, Kind.DOUBLE)},
     },
     State.CHAINED: {
-        Kind.START: State.TRACE,
-        Kind.EXCEPTION: State.RAISED,
-        Kind.BOX: State.TRACE,
-        Kind.PART: State.TRACE,
-        Kind.FRAME: State.FRAMED,
+        **dict.fromkeys((Kind.PART, Kind.BOX), State.TRACE),
+        **{kind: _BEGUN[kind] for kind in (Kind.START, Kind.FRAME, Kind.EXCEPTION)},
     },
     State.LED: dict.fromkeys((Kind.PLAIN, Kind.PART, Kind.FRAME, Kind.EXCEPTION), State.RAISED),
     State.BOXED: dict.fromkeys((Kind.BOX, Kind.PART, Kind.FRAME), State.BOXED),
@@ -240,7 +230,6 @@ _BEGINS = {
     Kind.REPORTED: rb"(?:Failures|Root Cause[^:]{0,60}):\s*$|\[\d*\]:\s*$|<NO_OTHER_FAILURES>",
     Kind.TITLE: rb"\S.{0,200} (?:FAILED|EXITED)\s*$",
 }
-_LAID_OUT = ("FRAME", "PART")
 _KIND = re.compile(
     b"|".join(b"(?P<%s>%s)" % (kind.name.encode(), begin) for kind, begin in _BEGINS.items())
 )
@@ -256,9 +245,10 @@ def kind_of(line: bytes) -> Kind:
     if text.startswith(_BOX):
         return Kind.BOX
     found = _KIND.match(line)
-    if text.endswith(b" raised:") and (found is None or found.lastgroup not in _LAID_OUT):
+    kind = Kind[found.lastgroup or ""] if found else Kind.PLAIN
+    if text.endswith(b" raised:") and kind not in (Kind.FRAME, Kind.PART):
         return Kind.CHAIN  # torch's compiler: the exception of the backend stands below
-    return Kind[found.lastgroup or ""] if found else Kind.PLAIN
+    return kind
 
 
 def shortened(text: str) -> str:
