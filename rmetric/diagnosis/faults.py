@@ -172,7 +172,7 @@ def _is_reason(other: Fault, fault: Fault, ordering: Ordering) -> bool:
         return True
     if apart <= SAME_FAULT_SECONDS and _is_broken(other) and fault.has("connection"):
         return True
-    if fault.has("meeting"):  # nodes wait in vain for one that fails by itself
+    if fault.has("meeting"):  # nodes time out waiting for one that fails by itself
         others = not set(fault.streams) <= set(other.streams)
         return other.role == "cause" and others and apart <= FOLLOWS_WITHIN
     if fault.signature.reason_in:  # a later line may name the disk that was not written to

@@ -25,10 +25,10 @@ TRAITS = {
     # of a rank that waits for others, or has lost them
     "connection": "a connection failed; each rank closes its own at the end, others use theirs on",
     "lost connection": "of ranks that had one",
-    "meeting": "ranks do not meet at the start; those that came wait in vain",
+    "meeting": "rendezvous failed: the ranks that joined timed out",
     "waiting": "a rank still waits: nobody does so behind the last step",
     "timeout": "a rank timed out waiting for another one",
-    "hearsay": "a timeout that a rank may log which only heard of another's",
+    "hearsay": "a timeout that a rank may report second-hand",
     "link down": "a port lost its link, by the kernel",
     "no answer": "what the ranks at both ends of a broken link log",
     # of machines

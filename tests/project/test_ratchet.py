@@ -13,12 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (57_465, 292),
-    "studies": (22_681, 130),
+    "rmetric": (57_202, 291),
+    "studies": (22_679, 130),
     "tests": (45_636, 248),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_788
+MOST_WORDS = 59_785
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert)

@@ -1,4 +1,4 @@
-"""Whom the faults accuse: who logged them, whom they name, and for whom the others wait."""
+"""Ranks that faults point to: the logger, the named rank, the rank that others wait for."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _confirmed(scene: Scene) -> Iterator[Row]:
 
 
 def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
-    """Those of streams of which the rank or node is known; none where they report another's."""
+    """Ranks of the given streams; none where they report another's fault."""
     index = scene.index
     own = [match for match in fault.matches if match.stream in index.active]
     nodes = [match for match in fault.matches if match.stream.startswith("node ")]
@@ -301,7 +301,7 @@ def _node_of(host: str) -> str:
 def lacking_echoes(scene: Scene) -> list[Row]:
     """Rows against ranks without the lost-peer error that most of their peers report.
 
-    Where nearly all waited in vain for a collective, those that did not are accused; they may
+    Where nearly all timed out in a collective, those that did not are accused; they may
     have logged that others reported it.
     """
     index = scene.index

@@ -75,7 +75,7 @@ def stacks(scene: Scene) -> Iterator[Row]:
         for name, stack in odd
         if name
     )
-    unknown = scene.odd_stacks.get("")  # of a process of which no more is known
+    unknown = scene.odd_stacks.get("")  # of an unidentified process
     if unknown is not None and unknown.awaits:
         yield Row("", "stack", unknown.words, 1.0, STACK_DIFFERS, stage=unknown.awaits)
     yield from divided(

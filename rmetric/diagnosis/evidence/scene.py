@@ -176,7 +176,7 @@ class Scene:
 
     @cached_property
     def odd_stacks(self) -> dict[str, OddStack]:
-        """The ranks, and "" for a process of which no more is known, that stand unlike most."""
+        """Ranks whose stack differs from the majority's; "" for an unidentified process."""
         beside = self.job.beside
         stacks = assign(self.job, beside.stacks if beside is not None else [], self.index.at)
         return odd_stacks(stacks or stacks_in_logs(self.job, self.ordering.after))

@@ -192,7 +192,7 @@ class Job:
         files: name -> number of lines.
         spans: name -> first and last time, of the files that state any.
         world_size, ranks_per_node: numbers of ranks, where lines state them.
-        tasks_launch: a task of srun is no rank, but starts those of its node.
+        tasks_launch: an srun task is a launcher that starts the ranks of its node.
         nodes: in the order of their ranks, where a list was given.
         rank_of_gpu: (node, bus and device of its GPU: "bb:00") -> rank.
         rank_of_pid: (node, process) -> rank.

@@ -99,7 +99,7 @@ def _identity(name: str, found: dict[str, Any]) -> Any:
     return None if None in (whole[1:] if parts[-1] == "pid" else whole) else whole
 
 
-#: A larger number is no number of ranks.
+#: Larger numbers are not rank counts.
 MAX_RANKS = 1 << 20
 #: Ranks of a node at most, where no line states them.
 MOST_PER_NODE = 8
@@ -154,7 +154,7 @@ class World:
 
     @cached_property
     def tasks_launch(self) -> bool:
-        """True if a task of srun is no rank, but starts those of its node."""
+        """True if an srun task is a launcher that starts the ranks of its node."""
         # A prefix states another rank, or lines place far other ranks on the task's node.
         stated = ((prefix.rank, prefix.task) for prefix in self._prefixes)
         if any(None not in pair and pair[0] != pair[1] for pair in stated):
@@ -417,7 +417,7 @@ class RankLayout:
 
 
 def _only(sets: Mapping[Name, set[int]]) -> dict[Name, int]:
-    """Those of which one value is known, with it."""
+    """Keys with exactly one value, and that value."""
     return {name: min(values) for name, values in sets.items() if len(values) == 1}
 
 

@@ -164,7 +164,7 @@ _INFO_NODE = re.compile(r"[\"']([\w.-]+)[\"']: ?\[([\d, ]*)\]")
 def may_state(
     bare: str, form: bytes, words: Collection[bytes] | None = None
 ) -> tuple[Statement, ...]:
-    """What lines may state that are `bare`, in lower case `form`, without their digits."""
+    """Statements that lines may make: `bare` without their digits, `form` in lower case too."""
     gated = (STATEMENTS[at] for at in sorted(set(_GATES.items(form, words))))
     # `re` keeps what it has compiled, and most of these patterns no log needs.
     return tuple(row for row in gated if len(bare) > LONGEST_FORM or re.search(row.loose, bare))

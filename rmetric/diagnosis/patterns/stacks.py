@@ -240,7 +240,7 @@ _AWAITS = {
 
 
 class OddStack(NamedTuple):
-    """Where a stream stands other than most, in words, and what it waits for outside the job.
+    """How a stream's stack differs from the majority's, and what it waits for outside the job.
 
     It may wait for others in a collective that they have not entered, and it may stay there.
     """

@@ -126,7 +126,7 @@ def _labelled(name: str) -> FileIdentity:
             words = (_JOBSET if match["pod"] else _BEFORE_NODE).search(name[: match.start()])
             file.node, file.node_number = (words[0] if words else "") + match.group(), number
     if (kernel := _KERNEL_LOG.search(name)) and any(kernel.groups()):
-        # "gpu-2.kern.log" is no rank's
+        # the 2 of "gpu-2.kern.log" is not a rank
         return FileIdentity(node=kernel["before"] or kernel["after"] or kernel["inside"])
     return file
 

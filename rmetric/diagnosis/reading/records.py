@@ -339,7 +339,7 @@ def _columns(row: str) -> tuple[str, list[str]] | None:
 
 
 def _rows(delimiter: str, names: list[str], blocks: Iterator[bytes]) -> Iterator[_Entry]:
-    """The lines of a table's rows; one that is none stays: the text of the row before goes on."""
+    """The lines of a table's rows; a line that is not a row continues the row before."""
     of_text, of_time = _places(tuple(names))[:2]
     plain = {name.rpartition(".")[2]: name for name in names}
     event = [plain[name] for name in _OF_EVENTS] if {*_OF_EVENTS} <= plain.keys() else []

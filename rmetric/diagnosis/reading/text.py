@@ -43,7 +43,7 @@ _LETTERS = {"I": "info", "W": "warning", "E": "error", "F": "error", "C": "error
 
 
 def clean(line: bytes) -> str:
-    """As UTF-8, what is none replaced; no blanks at its end, no control characters but tabs."""
+    """Decode as UTF-8, replace invalid bytes, drop trailing blanks and control characters."""
     text = line.rstrip().decode("utf-8", "replace")
     if text.isprintable() or text.replace("\t", "").isprintable():  # as nearly every line is
         return text
