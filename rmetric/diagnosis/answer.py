@@ -313,7 +313,7 @@ class Weighed:
             return "no training step was logged before the end"
         stacks = (dump for stream in job.streams.values() for dump in stream.stacks)
         before = any(ordering.after(ending.first, dump) for dump in stacks)
-        if before or (job.beside is not None and job.beside.stacks):
+        if before or (job.auxiliary is not None and job.auxiliary.stacks):
             return "stacks of its processes were taken, as of one that stands still"
         streams, end = job.streams.values(), ordering.dated(ending.first)
         times = [ordering.dated(stream.last_step_at) for stream in streams if stream.last_step_at]

@@ -91,12 +91,12 @@ def ingest_attempts(
         jobs = [_job(parts, found.notes) for parts in (aligned(files) if files else [[]])]
     finally:
         gc.set_threshold(*thresholds)
-    if found.beside:
+    if found.auxiliary:
         # A dump is written over by the next attempt's.
         last = jobs[-1]
-        last.beside = read_auxiliary(found.beside)
-        last.notes += last.beside.notes
-        last.files |= dict.fromkeys((source.name for source in found.beside), 0)
+        last.auxiliary = read_auxiliary(found.auxiliary)
+        last.notes += last.auxiliary.notes
+        last.files |= dict.fromkeys((source.name for source in found.auxiliary), 0)
     return jobs
 
 

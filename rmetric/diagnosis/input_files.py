@@ -58,13 +58,13 @@ class LogFiles:
     """Log files sorted by name, and notes on files left out.
 
     Attributes:
-        beside: flight recorder dumps and stacks, which are no logs (patterns/).
+        auxiliary: flight recorder dumps and stacks, which are no logs (patterns/).
         tables: files of settings, read where there is no log.
         left_out: kind -> number of files.
     """
 
     def __init__(self) -> None:
-        self.sources, self.beside, self.tables = [list[LogSource]() for _ in range(3)]
+        self.sources, self.auxiliary, self.tables = [list[LogSource]() for _ in range(3)]
         self.notes: list[str] = []
         self.left_out: Counter[str] = Counter()
 
@@ -82,10 +82,10 @@ class LogFiles:
     def _add(self, source: LogSource, head: bytes, kind: str) -> str:
         """Take a file of a folder; return its kind where it is left out."""
         if _is_auxiliary(head):
-            self.beside.append(source)
+            self.auxiliary.append(source)
             return ""
         if holds_stacks(head):  # in notes, which are a log too
-            self.beside.append(replace(source))
+            self.auxiliary.append(replace(source))
         by_content = other_by_content(head)
         if kind == _TABLES and (Export.of(head) or _ENDED.search(head)):
             kind = ""
@@ -101,7 +101,7 @@ class LogFiles:
         auxiliary = _is_auxiliary(head)
         if not auxiliary and (kind := other_by_content(head)):
             raise LogError(path, None, f"not a text log but {kind}; text, {PACKED} are accepted")
-        (self.beside if auxiliary else self.sources).append(source)
+        (self.auxiliary if auxiliary else self.sources).append(source)
 
     def files_below(self, folder: Path) -> Iterator[Path]:
         """Files, through links too; a folder that several links lead to is entered once."""
@@ -145,10 +145,10 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
                 found.add(file, str(above / file.relative_to(path)))
         else:
             found.add_named(path)
-    if not found.sources and not found.beside:  # as collectors of logs export them
+    if not found.sources and not found.auxiliary:  # as collectors of logs export them
         found.sources = found.tables
         found.left_out -= Counter({_TABLES: len(found.tables)})
-    for some in (found.beside, found.sources):
+    for some in (found.auxiliary, found.sources):
         some.sort(key=lambda source: (natural(source.name), source.name))
         if some:
             _identify(some, paths)
@@ -156,7 +156,7 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
     if found.left_out:
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(found.left_out.items()))
         found.notes.append(f"files that are no text logs were left out: {listed}")
-    if not found.sources and not found.beside:
+    if not found.sources and not found.auxiliary:
         why = "; ".join(found.notes) or "no files"
         why = f"no text log to read here ({why}); accepted are text files, {PACKED} of them"
         raise LogError(", ".join(map(str, paths)) or "no path", None, why)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.facts.layout import IdentityGraph, World
+from rmetric.diagnosis.facts.layout import IdentityGraph, JobTopology
 from rmetric.diagnosis.facts.statements import expanded, may_state
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
@@ -29,15 +29,15 @@ def graph(*lines: str, file: str = "a.log") -> IdentityGraph:
     return found
 
 
-def world(*lines: str, file: str = "a.log") -> World:
-    return World(graph(*lines, file=file))
+def world(*lines: str, file: str = "a.log") -> JobTopology:
+    return JobTopology(graph(*lines, file=file))
 
 
-def together(*graphs: IdentityGraph) -> World:
+def together(*graphs: IdentityGraph) -> JobTopology:
     whole = IdentityGraph()
     for other in graphs:
         whole.merge(other)
-    return World(whole)
+    return JobTopology(whole)
 
 
 def test_the_largest_group_is_the_world():
@@ -187,5 +187,5 @@ def test_what_a_form_cannot_state_no_line_of_it_states(pieces, gap, rank):
 def test_any_line_may_be_taken(text):
     found = IdentityGraph("a.log")
     found.take(text, NO_PREFIX)
-    World(found).node(NO_PREFIX, None)
-    assert World(found).size is None or World(found).size > 0
+    JobTopology(found).node(NO_PREFIX, None)
+    assert JobTopology(found).size is None or JobTopology(found).size > 0

@@ -64,7 +64,7 @@ def _confirmed(scene: Scene) -> Iterator[Row]:
 
 
 def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
-    """Ranks of the given streams; none where they report another's fault."""
+    """The fault's matches in streams of known ranks or nodes; none if they report another's."""
     index = scene.index
     own = [match for match in fault.matches if match.stream in index.active]
     nodes = [match for match in fault.matches if match.stream.startswith("node ")]

@@ -56,8 +56,8 @@ MIN_SILENCE = 0.6
 
 def recorders(scene: Scene) -> list[Row]:
     """Rows against the ranks that hold up others, the stronger the more wait for them."""
-    beside = scene.job.beside
-    blamed = culprits(beside.dumps) if beside is not None else {}
+    auxiliary = scene.job.auxiliary
+    blamed = culprits(auxiliary.dumps) if auxiliary is not None else {}
     most = max((len(blame.others) for blame in blamed.values()), default=1)
     share = {rank: (1 - LEAST_SHARE) * len(blame.others) / most for rank, blame in blamed.items()}
     return divided(

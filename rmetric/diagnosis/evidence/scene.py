@@ -177,8 +177,8 @@ class Scene:
     @cached_property
     def odd_stacks(self) -> dict[str, OddStack]:
         """Ranks whose stack differs from the majority's; "" for an unidentified process."""
-        beside = self.job.beside
-        stacks = assign(self.job, beside.stacks if beside is not None else [], self.index.at)
+        auxiliary = self.job.auxiliary
+        stacks = assign(self.job, auxiliary.stacks if auxiliary is not None else [], self.index.at)
         return odd_stacks(stacks or stacks_in_logs(self.job, self.ordering.after))
 
     @cached_property

@@ -199,7 +199,7 @@ class Job:
         matches: (signature, stream) -> match.
         odd_iterations: stream -> its first iteration that differs.
         stages: (stage, its first occurrence), whenever the job as a whole enters one.
-        beside: flight recorder dumps and stacks beside the logs.
+        auxiliary: flight recorder dumps and stacks beside the logs.
         cut_off: names of files of which the end is missing.
         succeeded: the entry that states the planned end.
         not_finite: the first line of a training loss that is not finite.
@@ -220,7 +220,7 @@ class Job:
     odd_iterations: dict[str, Iteration[Occurrence]] = field(default_factory=dict)
     stages: list[tuple[str, Occurrence]] = field(default_factory=list)
     cut_off: list[str] = field(default_factory=list)
-    beside: AuxiliaryFiles | None = None
+    auxiliary: AuxiliaryFiles | None = None
     succeeded: Occurrence | None = None
     not_finite: Occurrence | None = None
     notes: list[str] = field(default_factory=list)

@@ -105,7 +105,7 @@ MAX_RANKS = 1 << 20
 MOST_PER_NODE = 8
 
 
-class World:
+class JobTopology:
     """Answers from the graph of all files of a job."""
 
     def __init__(self, graph: IdentityGraph, prefixes: Collection[Prefix] = ()) -> None:
@@ -294,7 +294,7 @@ class _Node:
             # Whole nodes precede the ranks from the first.
             self.first = first if first % per_node == 0 else None
 
-    def number(self, world: World) -> int | None:
+    def number(self, world: JobTopology) -> int | None:
         if self.key[0] == "task":
             return int(self.key[1])
         if len(self.numbers) == 1:
@@ -319,7 +319,7 @@ class RankLayout:
         for _, _, graph in files:
             whole.merge(graph)
         streams = [(source, prefix) for source, prefixes, _ in files for prefix in prefixes]
-        self.world = World(whole, [prefix for _, prefix in streams])
+        self.world = JobTopology(whole, [prefix for _, prefix in streams])
         self._alone = {source.name for source, prefixes, _ in files if len(prefixes) == 1}
         #: ranks that a file's prefixes state; devices of the processes of a node
         self._ranks_in: dict[str, set[int]] = defaultdict(set)
