@@ -179,10 +179,8 @@ def timelines(
     moments = [mark.start for _, mark in events]
     untimed = sum(event.time is None for event in diagnosis.events)
     undated = len(diagnosis.events) - untimed - len(events)
-    left_out = {"without a time": events and untimed, "whose time has no date and year": undated}
-    remarks = [
-        f"{counted(n, 'event')} {how}: only in the table." for how, n in left_out.items() if n
-    ]
+    kinds = {"without a time": untimed * bool(events), "whose time has no date and year": undated}
+    remarks = [f"{counted(n, 'event')} {how}: only in the table." for how, n in kinds.items() if n]
     ends = [diagnosis.job.get(name) for name in ("first_time", "last_time")]
     times = [*moments, *filter(on_axis, ends)]
     if not times:
