@@ -364,7 +364,6 @@ def shows_work(part: Part) -> bool:
 
 def _bounds(part: Part) -> tuple[float | None, float | None]:
     """First and last time of its streams."""
-    streams = [log.stream for log in part.streams]
-    firsts = (stream.first_time for stream in streams if stream.first_time is not None)
-    lasts = (stream.last_time for stream in streams if stream.last_time is not None)
+    firsts = (log.stream.first_time for log in part.streams if log.stream.first_time is not None)
+    lasts = (log.stream.last_time for log in part.streams if log.stream.last_time is not None)
     return min(firsts, default=None), max(lasts, default=None)

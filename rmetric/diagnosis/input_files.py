@@ -113,9 +113,9 @@ class LogFiles:
         for where, below, names in os.walk(folder, followlinks=True, onerror=refused):
             seen = Path(where).stat()
             place = seen.st_dev, seen.st_ino
+            known = place in entered
             try:
                 refuse_special(where)
-                known = place in entered
             except LogError as error:
                 self.notes.append(str(error))
                 known = True

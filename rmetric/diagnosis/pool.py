@@ -117,15 +117,14 @@ def learn(name: str, jobs: Sequence[Job]) -> Pool:
         )
         for at, signature in class_of.items()
     ]
+    usual.sort(key=lambda item: (-item.jobs, -item.mean, item.template, item.signature))
     stages = Counter(stage for job in jobs for stage in {stage for stage, _ in job.stages})
     return Pool(
         name=name,
         jobs=len(jobs),
         succeeded=sum(job.succeeded is not None for job in jobs),
         stages={stage: stages[stage] / len(jobs) for stage in sorted(stages)},
-        events=tuple(
-            sorted(usual, key=lambda item: (-item.jobs, -item.mean, item.template, item.signature))
-        ),
+        events=tuple(usual),
     )
 
 

@@ -198,12 +198,6 @@ class Prefix:
     pid: int | None = None
     device: int | None = None
 
-    @property
-    def of_several(self) -> bool:
-        """True if the rank is one of several of one task."""
-        other = bool(self.local_rank) or self.rank not in (None, self.task)
-        return self.task is not None and other
-
 
 NO_PREFIX = Prefix()
 
@@ -256,7 +250,8 @@ class PrefixParser:
         launches = role_is_rank
         if "srun" in counted.union(behind or ()):
             learnt = cls(counted, behind=behind)
-            launches |= any(learnt.split(line)[0].of_several for line in lines)
+            of_tasks = (who for who, _ in map(learnt.split, lines) if who.task is not None)
+            launches |= any(who.local_rank or who.rank not in (None, who.task) for who in of_tasks)
             launches |= any(map(_LAUNCHES.search, lines))
         return cls(counted, behind=behind, tasks_launch=launches, role_is_rank=role_is_rank)
 

@@ -44,12 +44,10 @@ _KEYS = (TEXT_KEYS, TIME_KEYS, WRITER_KEYS, ("syslog_identifier",), ("_pid", "sy
 _PAYLOADS = ("jsonPayload", "protoPayload")
 _OF_TRAINING = frozenset(("step", "global_step", "iteration", "loss", "rank"))
 #: Keys that only collectors write.
-_KEYS_OF_COLLECTORS = frozenset(
-    (
-        "textPayload", *_PAYLOADS, "_source", "logStreamName", "log_stream", "ingestionTime",
-        "__REALTIME_TIMESTAMP", "LogEntry", "LogMessage",
-    )
-)  # fmt: skip
+_KEYS_OF_COLLECTORS = {
+    "textPayload", *_PAYLOADS, "_source", "logStreamName", "log_stream", "ingestionTime",
+    "__REALTIME_TIMESTAMP", "LogEntry", "LogMessage",
+}  # fmt: skip
 #: Keys beside "log" that state which container wrote it, and those that may stand there alone.
 _ORIGINS = frozenset(("stream", "container_id", "container_name"))
 _BESIDE_A_LINE = frozenset(("log", "attrs", *TIME_KEYS))
@@ -210,12 +208,10 @@ def _listed(blocks: Iterator[bytes]) -> Iterator[_Entry]:
 @lru_cache(maxsize=1000)
 def _places(keys: tuple[str, ...]) -> list[str]:
     """Keys of a record's text, time, writer, program and process; "" for none."""
-
-    def place(known: Sequence[str]) -> str:
-        ways = (key for name in known for key in keys if key == name or key.endswith(f".{name}"))
-        return next(ways, "")
-
-    return [place(known) for known in _KEYS]
+    return [
+        next((key for name in known for key in keys if f".{key}".endswith(f".{name}")), "")
+        for known in _KEYS
+    ]
 
 
 def _entry(
@@ -236,10 +232,8 @@ def _entry(
             text = orjson.dumps(payload).decode("utf-8", "replace")
     if text is None:
         return "", [raw.replace("\n", " ")]
-    time, writer = (
-        (time_of or _time)(flat.get(of_time)),
-        _FOREIGN.sub("-", str(flat.get(of_writer, ""))),
-    )
+    time = (time_of or _time)(flat.get(of_time))
+    writer = _FOREIGN.sub("-", str(flat.get(of_writer, "")))
     if of_program and writer:
         process, program = flat.get(of_process), flat[of_program]
         ended = f"[{process}]" if process and program != "kernel" else ""
@@ -277,7 +271,6 @@ def _of_collector(record: Any) -> bool:
 
 
 def _is_event(record: Mapping[str, Any]) -> bool:
-    """True for an event of Kubernetes."""
     return {"reason", "message"} <= record.keys() and bool(_TIMES_OF_EVENTS & record.keys())
 
 

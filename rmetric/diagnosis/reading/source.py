@@ -217,17 +217,15 @@ def decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield from blocks
         return
     decoder = codecs.getincrementaldecoder(encoding)("replace")
-    yield decoder.decode(first).removeprefix("\ufeff").encode("utf-8", "replace")
-    for block in blocks:
+    for block in chain([first], blocks):
         yield decoder.decode(block).encode("utf-8", "replace")
     yield decoder.decode(b"", final=True).encode("utf-8", "replace")
 
 
 def utf16(head: bytes) -> str | None:
     """Which UTF-16 a file is in that begins so; None where in none."""
-    marks = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-    if head[:2] in marks:
-        return marks[head[:2]]
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
     head = head[: min(len(head), 4096) & ~1]
     # Without a mark: text whose every other byte is zero.
     of_le, of_be = head[1::2].count(0), head[::2].count(0)
