@@ -1,10 +1,14 @@
+import csv
 import gc
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +35,20 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 #: Tests about a study: `tasks.py test --all` and CI run them, the default does not.
 OF_STUDIES = (ROOT / "studies", ROOT / "tests" / "studies")
 
+#: Mark -> the seconds from which a test has it.
+MARKS = {"slow": 16.0, "long": 0.35}
+#: Test function -> its seconds, on average over its parameters, where these give it a mark.
+DURATIONS = ROOT / "tests" / "durations.csv"
+with DURATIONS.open(encoding="utf-8", newline="") as file:
+    SECONDS = {row["test"]: float(row["seconds"]) for row in csv.DictReader(file)}
+#: What `pytest --times` measures: seconds of each test of a function, and of a shared fixture.
+TAKEN: defaultdict[str, list[float]] = defaultdict(list)
+SHARED: defaultdict[str, float] = defaultdict(float)
+
+
+def mark_of(seconds: float) -> str | None:
+    return next((mark for mark, least in MARKS.items() if seconds >= least), None)
+
 
 def of_study(path: Path) -> bool:
     return any(folder in path.parents for folder in OF_STUDIES)
@@ -51,6 +69,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if of_study(item.path):
             item.add_marker(pytest.mark.studies)
+        if mark := mark_of(SECONDS.get(item.nodeid.partition("[")[0], 0.0)):
+            item.add_marker(mark)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", action="store_true", help="write tests/durations.csv of what runs")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    began = time.perf_counter()
+    made = yield
+    SHARED[fixturedef.argname] = (fixturedef.scope != "function") * (time.perf_counter() - began)
+    return made
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    """What tests share counts for each of them: any may be the first of those that run."""
+    began = time.perf_counter()
+    yield
+    shared = sum(SHARED[name] for name in item.fixturenames)
+    item.user_properties.append(("setup", max(shared, time.perf_counter() - began)))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        seconds = dict(report.user_properties)["setup"] + report.duration
+        TAKEN[report.nodeid.partition("[")[0]].append(seconds)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the times; the line of a test that did not run, or did not pass, stays."""
+    if session.config.getoption("times") and not hasattr(session.config, "workerinput"):
+        SECONDS.update((function, mean(seconds)) for function, seconds in TAKEN.items())
+        lines = sorted((test, f"{s:.2f}") for test, s in SECONDS.items() if mark_of(s))
+        with DURATIONS.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([("test", "seconds"), *lines])
 
 
 @pytest.fixture

@@ -470,7 +470,6 @@ def sharded(model):
     return model
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", [0, 5])
 @pytest.mark.parametrize(
     ("settings", "reporting", "apart"),

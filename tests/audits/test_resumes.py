@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-from functools import cache
 from itertools import product
 
 import pytest
@@ -34,7 +33,6 @@ PARTS = {
     "weights": [("weights", "other ones")],
     "EMA": [("EMA", "begun anew")],
 }
-LONG = ("trainer", "lightning", "ddp")
 #: The program never has that part on a CPU, or never saves it.
 CANNOT = {
     ("scaler", "trainer"): "half precision with a scaler needs a GPU there",
@@ -210,26 +208,19 @@ def resumes(rank, folder, program=plain):
     }
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    """Of a program's resumes, on each rank."""
-
-    @cache
-    def of(program):
-        folder = tmp_path_factory.mktemp(program)
-        if program == "ddp":
-            return on_ranks(resumes, folder, ranks=2, seconds=120.0)
-        return [resumes(None, folder, globals()[program])]
-
-    return of
+@pytest.fixture(scope="module", params=["plain", "trainer", "lightning", "ddp"])
+def resumed(request, tmp_path_factory):
+    """A program, and the rows of its resumes on each rank."""
+    program, folder = request.param, tmp_path_factory.mktemp(request.param)
+    if program == "ddp":
+        return program, on_ranks(resumes, folder, ranks=2, seconds=120.0)
+    return program, [resumes(None, folder, globals()[program])]
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize(
-    "program", ["plain", *(pytest.param(p, marks=pytest.mark.long) for p in LONG)]
-)
-def test_a_resume_that_lost_one_part_names_it_alone(part, program, rows):
-    for found in rows(program):
+def test_a_resume_that_lost_one_part_names_it_alone(part, resumed):
+    program, ranks = resumed
+    for found in ranks:
         if reason := CANNOT.get((part, program)):
             assert part not in found, reason
             continue

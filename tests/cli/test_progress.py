@@ -56,7 +56,6 @@ def test_all_bytes_are_counted(command, tmp_path, monkeypatch):
     assert sum(numbers) == len(text)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_replay_shows_the_bytes_of_the_packed_file_and_then_the_records(
     tmp_path: Path, monkeypatch, stream

@@ -29,7 +29,6 @@ def started(arguments, stdout, **more) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("arguments", WORKING, ids=" ".join)
 def test_a_reader_that_went_away_and_a_full_disk(arguments):
     read, write = os.pipe()
@@ -46,7 +45,6 @@ def test_a_reader_that_went_away_and_a_full_disk(arguments):
         assert done.stderr == "error: standard output: No space left on device\n"
 
 
-@pytest.mark.long
 def test_without_a_standard_output_the_exit_code_is_the_same():
     line = f"{sys.executable} -m rmetric diagnose studies/diagnosis_benchmark/logs/wrong_shape >&-"
     done = subprocess.run(

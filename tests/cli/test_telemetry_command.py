@@ -151,7 +151,6 @@ class TestLive:
         assert (done.returncode, out) == (1, "")
         assert error == "error: no GPU can be read: the NVIDIA driver lists no GPU\n"
 
-    @pytest.mark.long
     def test_once_reads_each_gpu_once(self, nvml, tmp_path):
         kept = tmp_path / "kept.jsonl"
         done = start(nvml, [(1, 1, "remap_failed", 1)], "--once", "--jsonl", kept, "--node", "n1")
@@ -166,7 +165,6 @@ class TestLive:
             ("READING", 0), ("READING", 1), ("VERDICT", 0), ("VERDICT", 1),
         ]  # fmt: skip
 
-    @pytest.mark.long
     def test_it_goes_on_until_it_is_stopped(self, nvml, tmp_path):
         pytest.importorskip("prometheus_client")
         run = tmp_path / "run"
@@ -201,7 +199,6 @@ class TestLive:
         assert all(abs(event.time - time.time()) < 120 for event in events)
 
 
-@pytest.mark.long
 def test_a_full_disk_does_not_stop_the_watch(nvml, tmp_path):
     history = [(40, 0, "xid", 79)]
     arguments = ("--interval", "0.05", "--jsonl", "/dev/full", "--run", tmp_path)

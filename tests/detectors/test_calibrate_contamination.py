@@ -129,7 +129,6 @@ def test_a_run_that_ends_in_its_alarm_or_is_nan_is_left_out(calibrated, at, to, 
     assert thresholds.provenance["runs"] == 20
 
 
-@pytest.mark.long
 def test_a_spike_that_recovers_is_named_and_refused_where_it_blinds(calibrated):
     runs = crowd() | {"spiky": spiked(80)}
     code, printed, thresholds = calibrated(runs)
@@ -161,7 +160,6 @@ def test_the_budget_gives_a_spike_up_and_nothing_is_lost(calibrated):
     assert thresholds.provenance["recall"]["no_longer_detected"] == []
 
 
-@pytest.mark.long
 def test_a_run_may_be_kept_by_name_and_the_loss_is_then_refused(calibrated):
     runs = crowd(5) | {"bad": diverged(90)}
     code, printed, thresholds = calibrated(runs, "--keep", "bad")
@@ -213,7 +211,6 @@ def test_the_shipped_failing_runs_are_small_and_detected():
     assert (len(every), len(loss)) == (34, 28)
 
 
-@pytest.mark.slow
 def test_the_shipped_failing_runs_come_from_the_open_parts():
     from itertools import chain
 
@@ -228,7 +225,6 @@ def test_the_shipped_failing_runs_come_from_the_open_parts():
 LOGS = Path(__file__).parents[3] / "shared/data/training_logs"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not LOGS.exists(), reason="the public logs are not here")
 def test_no_healthy_public_run_looks_like_a_failure():
     import csv

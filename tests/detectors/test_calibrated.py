@@ -52,7 +52,6 @@ def full(length: int = 400, seed: int = 0) -> list[Record]:
 # Laws
 
 
-@pytest.mark.long
 @FEW
 @given(full_records(values=st.floats(allow_nan=True) | HUGE), st.integers(0, 60))
 def test_a_score_is_never_nan_once_it_is_known_and_nothing_raises(stream, announced):
@@ -138,7 +137,6 @@ def test_steps_that_repeat_or_go_back_are_judged_all_the_same():
         assert detector.alarm
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("with_norms", [True, False])
 @pytest.mark.parametrize("kind", ["quiet", "bumpy", "noisy"])
 def test_healthy_streams_do_not_alarm(kind, with_norms):
@@ -147,7 +145,6 @@ def test_healthy_streams_do_not_alarm(kind, with_norms):
         assert first_alarm(records(losses, norms if with_norms else None)) is None
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["quiet", "bumpy", "noisy"])
 def test_failures_alarm_and_most_of_them_early(kind):
     early, onset = [], 1500

@@ -153,7 +153,6 @@ def plain_climb(losses):
     return max(early, late)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("stride", [1, 10])
 @pytest.mark.parametrize("kind", ["falling", "jump", "around zero", "flat"])
 def test_training_loss_against_plain_arithmetic(kind, stride):
@@ -192,7 +191,6 @@ def test_validation_loss_against_plain_arithmetic():
     assert not source.statistics  # the first after a restart of the schedule
 
 
-@pytest.mark.long
 def test_the_shipped_prior_is_what_its_command_fits(tmp_path):
     assert main(["--out", str(tmp_path / "prior.json")]) == 0
     assert (tmp_path / "prior.json").read_bytes() == PRIOR.read_bytes()

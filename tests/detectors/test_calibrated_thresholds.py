@@ -111,7 +111,6 @@ def test_the_shipped_thresholds_are_the_floors_or_above():
     assert shipped.provenance["alarmed_by_the_floors"] <= 0.01 * shipped.provenance["runs"]
 
 
-@pytest.mark.slow
 def test_the_shipped_thresholds_are_what_the_command_makes_of_the_laboratorys_open_parts(tmp_path):
     parts = [str(LAB / f"{part}.tar.xz") for part in ("calibration", "development")]
     assert main(["calibrate", *parts, "--budget", "0.01", "--out", str(tmp_path / "t.json")]) == 0

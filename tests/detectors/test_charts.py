@@ -93,7 +93,6 @@ def test_page_hinkley_is_that_of_river(values, limit):
         assert ours.alarm == theirs.drift_detected
 
 
-@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 99), st.integers(5, 60))
 def test_the_probabilities_of_the_stretches_are_those_of_the_plain_recursion(seed, jump):

@@ -70,7 +70,6 @@ def test_the_same_seed_gives_the_same_scores(name, records):
     assert same(trace(name, run_of(records), seed=3), trace(name, run_of(records), seed=3))
 
 
-@pytest.mark.long
 @CAUSAL
 @settings(max_examples=25, deadline=None)
 @given(records=streams(WILD), data=st.data())
@@ -119,7 +118,6 @@ def test_what_stops_being_finite_alarms_and_is_not_remembered(name, bad):
         assert outputs_of(dirty.update(record)) == outputs_of(clean.update(record))
 
 
-@pytest.mark.long
 @EVERY
 @FEW
 @given(records=full_records())

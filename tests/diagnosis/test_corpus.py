@@ -187,7 +187,6 @@ def same(before: Diagnosis, after: Diagnosis) -> bool:
     return (before.outcome, before.cause, first) == (after.outcome, after.cause, second)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "change", [begin_with_shell, end_lines_as_windows, in_another_order, of_mpirun]
 )

@@ -242,7 +242,6 @@ def check(path: Path) -> None:
     assert (found.cause, found.nodes[0].name) == ("nfs_stale_handle", f"node fit-worker-{BAD}")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("document", DOCUMENTS)
 @pytest.mark.parametrize("collector", RECORDS)
 def test_a_job_is_read_from_records(collector: str, document: str, tmp_path: Path) -> None:

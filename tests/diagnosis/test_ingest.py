@@ -136,7 +136,7 @@ def test_glued_tracebacks_without_prefixes_still_show_their_exceptions(tmp_path:
     assert errors == 3
 
 
-@pytest.mark.parametrize("cores", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("cores", [1, 2])
 def test_a_file_for_each_rank(cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingesting, "WORTH_PROCESSES", 0)
     for rank in range(4):
@@ -244,7 +244,6 @@ def test_the_fast_way_is_the_slow_way(
     assert fast == slow
 
 
-@pytest.mark.long
 @of_one_folder
 @given(ENTRIES, st.integers(1, 200))
 def test_neither_borders_of_chunks_matter_nor_what_was_forgotten(

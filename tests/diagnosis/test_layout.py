@@ -141,7 +141,6 @@ def test_what_tells_the_own_rank_and_the_number_of_the_node():
     assert (stated("rank", *lines), stated("number", *lines)) == (set(), {2})
 
 
-@pytest.mark.long
 @settings(max_examples=30)
 @given(st.data())
 def test_stated_ranks_are_found_whatever_the_order_of_nodes(tmp_path_factory, data):

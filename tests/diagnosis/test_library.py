@@ -117,7 +117,6 @@ HOSTILE = ["a" * 4000, " " * 4000, "0" * 4000, "error: " * 570, "a.b/c.d " * 500
            "[1] rank 3 " * 360, "Error nan gpu " * 280]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("signature", ALL, ids=lambda signature: signature.id)
 def test_no_shipped_pattern_is_switched_off_by_a_long_entry(signature):
     texts = HOSTILE + [((text + " ") * 40)[:4000] for text in signature.matches]

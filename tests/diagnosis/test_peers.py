@@ -69,7 +69,6 @@ def test_at_most_eight_and_never_a_large_group(many):
     assert len(odd(maker.job)) <= (MAX_NODES if many <= MAX_NODES else 0)
 
 
-@pytest.mark.long
 @given(st.permutations(range(1, 11)), st.integers(1, 10))
 def test_renaming_ranks_permutes_the_result(names, bad):
     """Ranks 0 and 11 have duties of their own and keep their names."""
@@ -81,7 +80,6 @@ def test_renaming_ranks_permutes_the_result(names, bad):
     ]
 
 
-@pytest.mark.long
 @given(st.integers(4, 40), st.integers(1, 30))
 def test_more_healthy_ranks_raise_none(world, more):
     for size in (world, world + more):
@@ -183,7 +181,6 @@ def test_whoever_differs_alone_is_found_but_not_where_it_does_in_a_healthy_job(r
     assert setting_outliers(job, [job]) == []
 
 
-@pytest.mark.long
 def test_scikit_learn_is_not_imported_for_a_job_of_few_ranks():
     code = (
         "import sys; from rmetric.diagnosis import diagnose; "

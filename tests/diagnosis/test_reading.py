@@ -179,7 +179,6 @@ def test_packed_files_are_unpacked(tmp_path):
         assert (lines, log.cut_off) == ([b"one", b"two"], "")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("packer", ["gzip", "bz2", "lzma", "zstandard"])
 def test_a_cut_off_file_gives_what_there_is(tmp_path, packer):
     rolls = np.random.default_rng(0).integers(1 << 62, size=50_000)
@@ -327,7 +326,6 @@ LOG = [
 ]  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("form", [*WRAPPED, "\x1b[32m{line}\x1b[0m", "{line}  "])
 def test_an_answer_is_that_of_the_log_without_it(tmp_path, form):
     def answer(job, wrap):

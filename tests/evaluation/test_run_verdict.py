@@ -341,7 +341,6 @@ COURSES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", COURSES)
 @settings(deadline=None, max_examples=20)
 @given(exponent=st.integers(-20, 20))
@@ -361,7 +360,6 @@ def test_every_tenth_record_has_the_same_verdict(name, offset):
         assert abs(thinned.onset_step - plain.onset_step) <= 20
 
 
-@pytest.mark.long
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 from collections import Counter
 
-import pytest
-
 from rmetric import Record
 from rmetric.evaluation import judge_run
 from rmetric.readers import read_log
@@ -33,7 +31,6 @@ def test_a_language_model_that_learns_nothing_is_not_healthy():
     assert judge_run(run.records).text == "LEARNS NOTHING: the loss does not fall"
 
 
-@pytest.mark.long
 def test_labels_and_verdicts_agree_as_docs_verdict_states():
     found: Counter[tuple[str, str]] = Counter()
     late = {}

@@ -271,7 +271,6 @@ def test_what_a_log_states_of_r_and_is_not_so_is_named(folder, change, mode, nam
     assert all(words in found[0] for words in named)
 
 
-@pytest.mark.slow
 def test_the_forests_are_the_same_in_any_number_of_processes():
     runs = make_runs()[:4]
     serial, parallel = (trace_all("isolation_forest", runs, num_processes=n) for n in (1, 2))

@@ -378,8 +378,8 @@ def failing_on_one(rank, folder, way, where):
 @pytest.mark.parametrize(
     ("way", "where", "ranks", "words"),
     [
-        pytest.param("full disk", 0, 3, "GB are free", marks=pytest.mark.long),
-        pytest.param("full disk", 2, 3, "GB are free", marks=pytest.mark.long),
+        ("full disk", 0, 3, "GB are free"),
+        ("full disk", 2, 3, "GB are free"),
         ("no state", 1, 2, "rank 1: RuntimeError: state: ValueError: lost in memory"),
     ],
 )
@@ -408,7 +408,6 @@ def killed_in_a_save(rank, folder, victim):
     return type(failed).__name__, failed.problem, time.monotonic() - began
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_killed_in_a_save_leaves_the_one_before(tmp_path, victim):
     results = on_ranks(killed_in_a_save, tmp_path, victim, ranks=3, lost=(victim,))
@@ -451,7 +450,6 @@ def resharded(rank, folder, step):
     return list(state["sharded"].to_local().shape), done.good.world_size
 
 
-@pytest.mark.long
 def test_four_ranks_three_two_one_and_back(tmp_path):
     rows = {}
     for step, ranks in enumerate((4, 3, 2, 1, 3), start=1):

@@ -65,7 +65,6 @@ class Guarded(SupervisedRun):
         )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [("exception", "rank 1 failed with exit code 1"), ("hang", "no heartbeat for")],
@@ -79,7 +78,6 @@ def test_an_exception_or_a_hang_of_one_rank(tmp_path, kind, words):
     run.losses_are_those_of_an_uninterrupted_run()
 
 
-@pytest.mark.slow
 def test_sigterm_in_the_middle_of_a_save(tmp_path):
     run = Guarded(tmp_path, "--steps=12", "--sleep=0.1")
 
@@ -93,7 +91,6 @@ def test_sigterm_in_the_middle_of_a_save(tmp_path):
     run.losses_are_those_of_an_uninterrupted_run()
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_full_in_a_save_and_has_room_again(tmp_path):
     run = Guarded(tmp_path, "--steps=30", "--sleep=0.2")
     run.until(lambda: run.step() >= 4)
@@ -119,7 +116,6 @@ def step_of(path):
     return int(path.name.split("-")[1])
 
 
-@pytest.mark.slow
 def test_a_corrupted_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
     run = Guarded(tmp_path, "--steps=40", "--sleep=0.4")
     run.until(lambda: len(good(run.folder)) >= 2)
@@ -133,7 +129,6 @@ def test_a_corrupted_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
     again.losses_are_those_of_an_uninterrupted_run()
 
 
-@pytest.mark.slow
 def test_from_4_ranks_to_3_to_2_with_a_batch_that_3_do_not_divide(tmp_path):
     """A GPU falls off the bus by NVIDIA's own bindings, the next is condemned in the folder."""
     library = fake_nvml.build(tmp_path)
@@ -167,7 +162,6 @@ def test_from_4_ranks_to_3_to_2_with_a_batch_that_3_do_not_divide(tmp_path):
     run.losses_are_those_of_an_uninterrupted_run("--uneven-batch", within=1e-6)
 
 
-@pytest.mark.slow
 def test_twenty_random_kills_in_one_run(tmp_path):
     """Each kill loses at most the interval, the step that runs, and a save in flight."""
     rng = np.random.default_rng(20)

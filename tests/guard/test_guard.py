@@ -376,7 +376,6 @@ def different_times(rank, folder):
     return training(rank, folder, 30, at=at, pause=0.0)["saves"]
 
 
-@pytest.mark.long
 def test_ranks_whose_saves_end_at_different_times_stay_together(tmp_path):
     saves = on_ranks(different_times, tmp_path, ranks=4)
     assert len(saves[0]) >= 3
@@ -399,7 +398,6 @@ def terminated(rank, folder, who):
     return training(rank, folder, 500, at=at)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("who", [0, 1])
 def test_sigterm_in_the_middle_of_a_save_makes_a_last_one_and_ends_all_ranks(tmp_path, who):
     for result in on_ranks(terminated, tmp_path, who, ranks=2):
@@ -420,7 +418,6 @@ def killed_in_its_second_save(rank, folder):
     return "nothing happened"
 
 
-@pytest.mark.long
 def test_a_killed_rank_ends_the_others_at_once_and_the_next_start_gives_the_same_losses(tmp_path):
     killed = on_ranks(killed_in_its_second_save, tmp_path / "cut", ranks=2, lost=(1,))
     assert killed[1] is None

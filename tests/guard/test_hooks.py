@@ -111,7 +111,6 @@ with GpuWatch(config=RiskConfig(interval=0.01)) as watch:
 """
 
 
-@pytest.mark.long
 def test_a_gpu_that_falls_off_the_bus_is_reported_by_the_real_bindings(tmp_path):
     build(tmp_path)
     done = subprocess.run(

@@ -202,7 +202,6 @@ def on_one_rank(rank, folder):
     run(guard, range(1, 61), at)
 
 
-@pytest.mark.long
 def test_the_earliest_onset_of_any_rank_counts(tmp_path):
     on_ranks(on_one_rank, tmp_path, ranks=3)
     found, _ = candidates(tmp_path)

@@ -48,7 +48,6 @@ def planted(path, target):
     return target
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["lock", "journal.jsonl", "logs/launch-1.log", "heartbeats/rank-0.json",
              "request.json", "answered.json", ".request.lock", "layout.json", "summary.md"]

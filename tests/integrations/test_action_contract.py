@@ -49,13 +49,6 @@ ONE_PROCESS = ["plain", "bf16", *SCALERS]
 ONE_PROCESS += [f"{t} {p}" for t in ("hugging_face", "lightning") for p in ("32", "bf16", "fp16")]
 SEVERAL = ["ddp", "fsdp2"]
 TRAINERS = ONE_PROCESS + SEVERAL
-#: All of them, of which the default suite takes one use of a scaler and no trainer.
-MOST_SLOW = [
-    pytest.param(name, marks=pytest.mark.slow)
-    if name in SCALERS[1:] or name.startswith(("hugging_face", "lightning"))
-    else name
-    for name in TRAINERS
-]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +76,6 @@ def trained(tmp_path_factory):
     return trained
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_exactly_the_bad_steps_stay_out_of_the_weights(trained, trainer):
     _, by_hand = trained(trainer, "by hand")
@@ -99,7 +91,7 @@ def test_exactly_the_bad_steps_stay_out_of_the_weights(trained, trainer):
     assert [record.step for record in records if record.skipped] == list(BAD)
 
 
-@pytest.mark.parametrize("trainer", MOST_SLOW)
+@pytest.mark.parametrize("trainer", TRAINERS)
 def test_the_training_stops_and_the_bad_step_stays_out(trained, trainer):
     _, skipped = trained(trainer, "skip")
     _, stopped = trained(trainer, "stop")
@@ -114,7 +106,7 @@ def test_the_training_stops_and_the_bad_step_stays_out(trained, trainer):
     assert all(found.finite for found in stopped)
 
 
-@pytest.mark.parametrize("trainer", MOST_SLOW)
+@pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_cut_of_the_rate_lasts_to_the_end(trained, trainer):
     _, outcomes = trained(trainer, "cut")
     records = outcomes[0].records
@@ -130,7 +122,7 @@ def test_a_cut_of_the_rate_lasts_to_the_end(trained, trainer):
     assert all(found.finite and found.usable for found in outcomes)
 
 
-@pytest.mark.parametrize("trainer", MOST_SLOW)
+@pytest.mark.parametrize("trainer", TRAINERS)
 def test_the_weights_before_the_bad_step_are_saved(trained, trainer):
     folder, outcomes = trained(trainer, "save")
     _, by_hand = trained(trainer, "by hand")

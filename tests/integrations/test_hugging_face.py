@@ -141,7 +141,6 @@ class Independent(Trainer):
         return loss
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_loss_and_norm_are_those_of_the_tokens_that_count(tmp_path, accumulation):
     settings = dict(max_grad_norm=0.1, gradient_accumulation_steps=accumulation, masked=True)

@@ -74,7 +74,6 @@ SETTINGS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", SETTINGS["hugging_face"])
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_run_that_went_back_ends_as_one_that_was_never_disturbed(
@@ -103,7 +102,6 @@ def test_a_run_that_went_back_ends_as_one_that_was_never_disturbed(
         assert curve(found) == curve(plain)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("steps", "wrong", "to"),
     [
@@ -200,7 +198,6 @@ def test_batches_that_are_not_kept_are_reported_once(
     ]
 
 
-@pytest.mark.slow
 def test_checkpoints_of_repeated_steps_are_written_again(rescue, undisturbed, tmp_path):
     """The checkpoint of step 20 is that of a run that was never disturbed; one resumes from it."""
     settings = {"save_strategy": "steps", "save_steps": 10, "eval_strategy": "epoch"}

@@ -102,7 +102,6 @@ def steps_of(log: Path) -> list[int]:
     return [entry["step"] for entry in entries if entry["event"] == "METRICS"]
 
 
-@pytest.mark.long
 def test_a_trainer_that_does_not_know_of_it_is_watched_and_rescued(run, tmp_path):
     script = program(steps=8, nan=4)
     plain = run("--no-audits", "--log", "a.jsonl", "--", sys.executable, "-c", script)
@@ -115,7 +114,6 @@ def test_a_trainer_that_does_not_know_of_it_is_watched_and_rescued(run, tmp_path
     assert "RESCUE" in (tmp_path / "rmetric.jsonl").read_text()
 
 
-@pytest.mark.long
 def test_a_trainer_that_has_the_callback_gets_no_second_one(run, tmp_path):
     import_ = "from rmetric.integrations.hugging_face import RMetricCallback\n"
     script = import_ + program(callbacks="[RMetricCallback('own.jsonl', audits=False)]")
@@ -125,7 +123,6 @@ def test_a_trainer_that_has_the_callback_gets_no_second_one(run, tmp_path):
     assert not (tmp_path / "rmetric.jsonl").exists()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_lightning_by_either_name_is_watched_or_finds_the_entry_point_that_is_off_unless_set(
     run, python, tmp_path, package
@@ -153,7 +150,6 @@ def test_lightning_by_either_name_is_watched_or_finds_the_entry_point_that_is_of
     assert "RMETRIC_LIGHTNING is 'yes': 0 and 1 are accepted" in found["yes"].stderr
 
 
-@pytest.mark.long
 def test_the_ranks_of_torchrun_are_watched_and_the_first_one_logs(run, tmp_path):
     (tmp_path / "train.py").write_text(program())
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")

@@ -81,7 +81,6 @@ def test_ranks_without_the_loss_are_left_alone(titan, tmp_path, monkeypatch, cap
     assert [path.name for path in tmp_path.iterdir()] == ["b.jsonl"]
 
 
-@pytest.mark.long
 def test_rmetric_run_watches_a_training_of_torchtitan(run, tmp_path):  # noqa: F811
     put_package(tmp_path, "torchtitan", STAND_IN)
     script = "from torchtitan.trainer import Trainer; Trainer().train()"

@@ -25,10 +25,6 @@ from tests.monitor.training import (  # noqa: E402
 
 CALLBACKS = {"hugging_face": hugging_face, "lightning": lightning}
 both = pytest.mark.parametrize("trainer", TRAINERS)
-#: The Trainer takes seconds to import and to begin.
-long_in_one = pytest.mark.parametrize(
-    "trainer", [pytest.param("hugging_face", marks=pytest.mark.long), "lightning"]
-)
 
 
 class Net(nn.Module):
@@ -114,7 +110,7 @@ def watch(trainer, folder, **settings):
     return CALLBACKS[trainer].RMetricCallback(folder / "run.jsonl", **settings)
 
 
-@long_in_one
+@both
 @pytest.mark.parametrize("precision", ["32", "bf16"])
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("clip", [None, 0.1])
@@ -185,7 +181,7 @@ def test_a_validation_loss_that_never_comes_is_logged_once(tmp_path, trainer, ev
     assert callback.monitor.protocol.slips == {"validation_loss"}
 
 
-@long_in_one
+@both
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_loss_and_norm_are_the_raw_ones(tmp_path, trainer, clip, accumulation):
@@ -210,7 +206,7 @@ def test_an_evaluation_belongs_to_its_step_and_a_sanity_check_to_none(tmp_path, 
     assert list(validated.values()) == pytest.approx(means.tolist(), rel=1e-6)
 
 
-@long_in_one
+@both
 def test_under_a_gradient_scaler_loss_and_norm_are_those_without_its_factor(tmp_path, trainer):
     settings = dict(accumulation=2, max_steps=8, clip=0.1)
     plain, _ = fit(trainer, tmp_path, precision="fp16", **settings)
@@ -227,7 +223,7 @@ def test_under_a_gradient_scaler_loss_and_norm_are_those_without_its_factor(tmp_
         assert half.worker_gradient_norms == pytest.approx(whole.worker_gradient_norms, rel=0.05)
 
 
-@long_in_one
+@both
 @pytest.mark.parametrize("precision", ["32", "fp16"])
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_skipping_the_step_keeps_the_weights_finite(tmp_path, trainer, clip, precision):
@@ -251,7 +247,7 @@ def test_stop_ends_the_training(tmp_path, trainer):
     assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4]
 
 
-@long_in_one
+@both
 @pytest.mark.parametrize("save", [6, "epoch"])
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, trainer, save):
     config = MonitorConfig(detectors=("loss_z_score",), workers_every=2, layers_every=3)

@@ -405,7 +405,6 @@ class TestWandB:
         assert monitor.usable
         assert caplog.text.count("the run is finished") == 1
 
-    @pytest.mark.slow
     def test_an_offline_run_of_the_real_library_takes_it(self, tmp_path, monkeypatch):
         wandb = pytest.importorskip("wandb", reason="wandb is not installed")
         monkeypatch.setenv("WANDB_SILENT", "true")
@@ -444,7 +443,6 @@ class TestTogether:
             assert len(server.messages) >= 2
 
 
-@pytest.mark.slow
 def test_a_slow_dashboard_costs_its_drawings_and_not_the_log(tmp_path, caplog):
     class Slow(Dashboard):
         drawn = 0

@@ -40,7 +40,6 @@ def healthy(rank, folder, settings):
     return seen | {"without": without["weights"]}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
@@ -75,7 +74,6 @@ def nan_batch(step, rank, loss, monitor):
     return loss * nan if (rank, step) == (2, 8) else loss
 
 
-@pytest.mark.long
 def test_a_nan_of_one_rank_is_skipped_by_all_and_named_by_all(tmp_path):
     make = watched(tmp_path, actions=[SkipStep()])
     results = on_ranks(train_on_rank, make, at=nan_batch, steps=16)
@@ -99,7 +97,6 @@ def infinite_loss(step, rank, loss, monitor):
     return loss + inf if (rank, step) == (1, 8) else loss  # its gradient is fine
 
 
-@pytest.mark.long
 def test_what_only_one_rank_can_see_changes_no_step_and_is_acted_upon_together():
     actions = [Recorder(), Recorder(now=True, on_all_ranks=True), Recorder(on_all_ranks=True)]
     make = watched(actions=actions)
@@ -128,7 +125,6 @@ def keep_pace_again(step, rank, model):
         dist.barrier()
 
 
-@pytest.mark.slow
 def test_messages_that_are_late_are_waited_for_once_and_the_exchange_recovers(tmp_path):
     course = dict(before=fall_behind, after=keep_pace_again, steps=60, seconds=120.0)
     make = watched(tmp_path, EVERY_STEP)
@@ -167,7 +163,6 @@ def losing_a_rank(rank):
     return None
 
 
-@pytest.mark.long
 def test_a_rank_that_is_killed_leaves_no_monitor_hanging():
     *left, gone = on_ranks(losing_a_rank, lost=[3])
     assert gone is None
@@ -188,7 +183,6 @@ def without_one(rank):
     return result | {"sum": ones.item()}
 
 
-@pytest.mark.long
 def test_without_a_monitor_on_one_rank_the_others_watch_and_change_nothing():
     results = on_ranks(without_one)
     for rank, result in enumerate(results):
@@ -211,7 +205,6 @@ def one_that_never_calls(rank):
     return result  # nor is it closed
 
 
-@pytest.mark.long
 def test_a_monitor_that_is_never_called_holds_up_nobody():
     results = on_ranks(one_that_never_calls)
     for result in results:
@@ -226,7 +219,6 @@ def fault_inside(step, rank, loss, monitor):
     return nan_batch(step, rank, loss, monitor)
 
 
-@pytest.mark.long
 def test_where_one_monitor_steps_aside_the_others_say_so_and_go_on():
     make = watched(config=EVERY_STEP, actions=[Stop()])
     results = on_ranks(train_on_rank, make, at=fault_inside)
@@ -250,7 +242,6 @@ def nan_from_step_8(step, rank, loss, monitor):
     return loss * nan if step >= 8 else loss
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("now", [True, False])
 def test_a_joint_action_that_fails_on_one_rank_is_called_on_no_other_any_more(now):
     make = watched(actions=[FailsOnRank1(now=now, on_all_ranks=True)])
@@ -281,7 +272,6 @@ def resumed(rank, folder):
     return states[0]["step"], train_on_rank(rank, make, at=rewind, steps=16)["calls"]
 
 
-@pytest.mark.long
 def test_a_loaded_state_finds_the_ranks_together_again(tmp_path):
     for step, [calls] in on_ranks(resumed, tmp_path):
         assert step == 6
@@ -328,7 +318,6 @@ def sharded(rank, folder, shape):
     return train(None), train(watched(folder))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("shape", [(2,), (2, 2)])
 def test_the_norms_of_a_sharded_model_are_those_of_the_whole(tmp_path, shape):
     results = on_ranks(sharded, tmp_path, shape, ranks=prod(shape))
@@ -396,7 +385,6 @@ def sharded_explosion(rank):
     return now.calls, together.calls
 
 
-@pytest.mark.long
 def test_of_shards_a_step_is_judged_before_it_where_an_action_needs_that():
     for now, together in on_ranks(sharded_explosion, ranks=2):
         assert [call[1] for call in now] == [11, 16]
@@ -459,7 +447,6 @@ def leaving_a_sharded_run(rank):
     ]
 
 
-@pytest.mark.long
 def test_a_monitor_that_leaves_a_sharded_run_holds_up_nobody_and_an_unknown_norm_is_reported():
     results = on_ranks(leaving_a_sharded_run, ranks=2, seconds=100.0)
     assert results[0][0]["weights"] == results[1][0]["weights"] == results[0][1]["weights"]

@@ -62,7 +62,6 @@ for verdict in watch.poll():
 """
 
 
-@pytest.mark.slow
 def test_a_watch_feeds_a_trainings_log_and_lambda_and_judges_its_gpus(tmp_path):
     build(tmp_path)
     history = [(10, 0, "xid", 13), (20, 0, "xid", 94), (30, 1, "ecc_uncorrected", 2)]

@@ -42,7 +42,6 @@ EVERYTHING = MonitorConfig(
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("micro", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_the_weights_come_out_bit_equal(tmp_path, micro, clip):
@@ -90,7 +89,6 @@ def test_the_update_is_that_of_the_step_where_backward_runs_inside_of_it(tmp_pat
         assert record.update_norm == pytest.approx(0.1 * record.gradient_norm, rel=1e-4)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"fullgraph": True}])
 @pytest.mark.parametrize("given", ["compiled", "bare"])
 def test_a_model_that_is_compiled_before_or_after_the_monitor_is_made_trains_on(
@@ -443,7 +441,6 @@ def test_weights_that_were_moved_to_other_memory_are_still_watched():
     assert monitor.last.update_norm > 0
 
 
-@pytest.mark.long
 def test_a_script_that_raises_still_leaves_its_log(tmp_path):
     script = f"""
 import torch

@@ -3,7 +3,6 @@
 from math import inf, nan
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,7 +88,6 @@ def run(ranks, checks, alarms, orders):
 lateness = st.lists(st.lists(st.integers(0, 1), max_size=20), min_size=2, max_size=4)
 
 
-@pytest.mark.long
 @settings(deadline=None, max_examples=100)
 @given(lateness, st.data())
 def test_ranks_act_alike_while_no_message_is_late_by_more_than_a_step(late, data):

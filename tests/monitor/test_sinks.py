@@ -37,7 +37,6 @@ def trackio(tmp_path, monkeypatch):
     return pytest.importorskip("trackio", reason="trackio is not installed")
 
 
-@pytest.mark.long
 def test_trackio_has_records_alerts_and_decisions(trackio):
     from trackio.sqlite_storage import SQLiteStorage
 
@@ -63,7 +62,6 @@ def test_trackio_has_records_alerts_and_decisions(trackio):
     assert alerts["rmetric: non_finite"]["text"].startswith("step 12")
 
 
-@pytest.mark.long
 def test_mlflow_has_records_as_metrics_and_alerts_as_tags(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'runs.db'}")

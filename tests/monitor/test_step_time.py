@@ -180,7 +180,6 @@ checkpoint = partial(half_a_minute, before=Monitor.state_dict)
 announced = partial(half_a_minute, after=Monitor.paused)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("pause", [*EVALUATIONS, reported, checkpoint, announced])
 def test_evaluations_checkpoints_and_announced_pauses_are_no_stall(clock, pause):
     monitor = train(Wrapper(make_model()), clock, at=None, between=pause(clock))

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from rmetric.monitor import MonitorConfig  # noqa: E402
 from tests.monitor.ranks import batch_of, on_ranks, records_of, train_on_rank, watched  # noqa: E402
 
-pytestmark = pytest.mark.slow
 PATIENT = MonitorConfig(join_seconds=10.0, patience=10.0)
 SHORT = MonitorConfig(join_seconds=10.0, patience=10.0, stall_seconds=0.5)
 STEPS, STALLED = 44, 36

@@ -73,7 +73,6 @@ def test_the_page_is_made_from_the_table():
     assert PAGE.read_text(encoding="utf-8") == page(TABLE)
 
 
-@pytest.mark.long
 def test_the_readme_shows_what_is_printed():
     shown = parts(ROOT / "README.md")
     assert {name: shown[name].strip() for name in SHOWN} == printed()

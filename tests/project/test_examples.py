@@ -46,15 +46,7 @@ def test_every_script_is_listed_here():
     assert len(SCRIPTS) <= 8
 
 
-#: They import for seconds and train: in a process of their own they run with the slow tests.
-TRAINING = ("audit", "plain_loop", "trainer", "lightning_trainer", "rescue")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in TRAINING)) for name in SCRIPTS],
-)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs(name, tmp_path):
     packages, expected = SCRIPTS[name]
     for package in packages:
@@ -89,7 +81,6 @@ def test_the_notebook_is_committed_without_outputs():
     assert not any(cell.get("outputs") for cell in cells)
 
 
-@pytest.mark.slow  # half a minute: it draws 300 studies anew
 def test_the_notebook_runs_from_the_logs_to_table_3_and_figure_4(tmp_path):
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

@@ -141,7 +141,6 @@ def imports() -> list[Import]:
     return out
 
 
-@pytest.mark.long
 def test_the_table_has_every_room_and_lists_nothing_that_is_not_imported():
     found = defaultdict(set)
     for entry in imports():

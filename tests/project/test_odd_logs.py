@@ -222,7 +222,6 @@ ODDITIES: dict[str, Callable[[list[float], int], Losses]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("odd", ODDITIES)
 @settings(deadline=None, max_examples=60)
 @given(losses=lost(), share=st.floats(0.2, 0.85), write=st.sampled_from(WRITERS))
@@ -230,7 +229,6 @@ def test_a_diverged_run_is_never_healthy_whatever_is_odd_in_its_log(odd, losses,
     assert judged_as_written(odd, losses, share, write).kind != "healthy"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("odd", ["the losses stay away", "the last record explodes"])
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 99), share=st.floats(0.2, 0.95), write=st.sampled_from(WRITERS))
@@ -238,7 +236,6 @@ def test_a_healthy_run_whose_end_is_odd_is_not_healthy(odd, seed, share, write):
     assert judged_as_written(odd, course(seed=seed), share, write).severity == "unknown"
 
 
-@pytest.mark.long
 @settings(deadline=None, max_examples=100)
 @given(losses=lost(), every=st.integers(4, 12), trained=st.booleans(), seed=st.integers(0, 9))
 def test_evaluations_that_are_lost_are_never_healthy(losses, every, trained, seed):

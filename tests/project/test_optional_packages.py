@@ -69,7 +69,6 @@ def test_the_optional_packages_are_missing_in_these_tests(bare):
         assert "ModuleNotFoundError" in run(bare, "-c", f"import {name}").stderr
 
 
-@pytest.mark.long
 def test_every_command_and_script_prints_its_help_without_optional_packages(bare):
     commands = ",".join(f"rmetric {name}" for name in COMMANDS)
     done = run(bare | {"WITHOUT": OPTIONAL + OF_STUDIES}, "-c", HELP, commands)

@@ -102,7 +102,6 @@ WITHOUT = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("missing", WITHOUT)
 def test_what_needs_an_extra_names_it(missing):
     statement, extra = WITHOUT[missing]

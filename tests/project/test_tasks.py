@@ -1,5 +1,6 @@
 """The script `tasks.py`: its help starts nothing."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tasks
+from tests.conftest import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,3 +51,14 @@ def test_other_arguments_are_passed_on(task, monkeypatch):
     assert tasks.main() == 0
     assert tasks.PASSED_ON[task].split()[-1] in commands[0]
     assert "--given" in commands[0]
+
+
+def test_the_durations_are_of_tests_that_are_there():
+    gone = []
+    for test in SECONDS:
+        path, *names = test.split("::")
+        text = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).exists() else ""
+        words = {"runTest", *re.findall(r"\w+", text)}
+        if not text or not words.issuperset(name.rpartition(".")[2] for name in names):
+            gone.append(test)
+    assert not gone, "tests/durations.csv has lines of tests that are not there"

@@ -330,7 +330,6 @@ def odd_logs(draw):
     return form, losses, at, odd
 
 
-@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(odd_logs())
 def test_losses_on_both_sides_of_an_oddity_arrive(tmp_path_factory, log):
@@ -353,7 +352,6 @@ def test_losses_on_both_sides_of_an_oddity_arrive(tmp_path_factory, log):
         assert [pair for pair in found if pair in wanted] == wanted
 
 
-@pytest.mark.long
 def test_odd_logs_cost_no_other_and_end_no_command(tmp_path, capsys):
     folder = tmp_path / "logs"
     folder.mkdir()
@@ -437,7 +435,6 @@ def seconds(path, command, library, line: str, number: int = 2) -> float:
     return time.process_time() - began
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "beginning"), [(c, b) for c, all in BEGINNINGS.items() for b in all]
 )
@@ -485,7 +482,6 @@ class Counted(dict):
         return super().values()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("words", LAST_WORDS.values(), ids=LAST_WORDS)
 @pytest.mark.parametrize("silent", [False, True], ids=["all step", "half step"])
 def test_the_work_of_a_diagnosis_grows_with_the_ranks_and_not_with_their_square(

@@ -185,7 +185,6 @@ def test_the_default_folder_never_loses_the_index_of_other_runs(tmp_path, monkey
     assert sources("replay") == ["b.csv"], "a folder that is named is the user's"
 
 
-@pytest.mark.long
 def test_the_command_that_makes_a_page_again_runs_in_an_installed_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, {"a b.csv": TABLE.replace("train_loss", "ce")})

@@ -95,7 +95,6 @@ def test_an_alarm_that_is_neither_flag_nor_step_is_refused_with_what_is_accepted
         stated_alarm({"step": 1, "alerts": {"r_metric": nonsense}})
 
 
-@pytest.mark.long
 def test_r_alone_is_shown_as_stated_and_ours_is_undefined(tmp_path):
     path = log(tmp_path / "a.jsonl", *only_r(0.0, 0.9, 0.1, 0.6), experiment_id="a")
     result, (summary,) = replayed(tmp_path, path)
@@ -162,7 +161,6 @@ def test_where_the_log_states_our_r_the_page_says_so_in_a_sentence(tmp_path):
     assert "R, as stated" not in [panel["title"] for panel in found.data["panels"]]
 
 
-@pytest.mark.long
 def test_the_console_separates_stated_alarms_from_ours_and_undefined_from_none(tmp_path, capsys):
     only = log(tmp_path / "a.jsonl", *only_r(0.1, 0.9, 0.1, 0.9), experiment_id="a")
     quiet = log(tmp_path / "b.jsonl", *only_r(0.1, 0.2), experiment_id="b")
@@ -373,7 +371,6 @@ def test_the_scores_of_a_replay_are_no_log(tmp_path):
         read_log(tmp_path / "out" / "a" / "scores.csv")
 
 
-@pytest.mark.long
 def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path, capsys):
     paths = [
         log(tmp_path / folder / "run.jsonl", *only_r(0.1, 0.9), experiment_id="twin")
@@ -398,7 +395,6 @@ def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path,
     assert "run.jsonl" in Found((tmp_path / "out" / "twin" / "report.html").read_text()).text
 
 
-@pytest.mark.long
 @needs_authors_logs
 def test_the_74_alarms_that_seed_1_states_are_counted(tmp_path, capsys):
     for name, text in seed_1().items():

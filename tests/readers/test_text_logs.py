@@ -457,7 +457,6 @@ def test_a_mapping_says_which_number_is_the_loss():
     assert found == [repr(row) for row in curve((5, 2.5), (6, 2.25))]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["nanogpt", "megatron", "torchtitan", "fairseq", "mlperf"])
 def test_a_program_s_start_of_any_length_may_come_first(tmp_path, name):
     reader, text, _ = SAMPLES[name]

@@ -154,7 +154,6 @@ def test_a_log_below_the_limit_is_read_as_without_it(tmp_path):
     assert not limited.thinned
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "read",
     [

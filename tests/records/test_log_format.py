@@ -58,7 +58,6 @@ def test_the_schema_is_a_schema():
     Draft202012Validator.check_schema(SCHEMA)
 
 
-@pytest.mark.long
 @given(runs(), CONFIGS, st.sampled_from(list(MODES)))
 def test_whatever_is_written_has_the_form(run, config, mode):
     for line in run_lines(run, config, mode):

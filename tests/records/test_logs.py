@@ -56,7 +56,6 @@ def strict(line):
     return json.loads(line, parse_constant=refuse)
 
 
-@pytest.mark.long
 @given(runs(), CONFIGS, st.sampled_from(list(MODES)))
 def test_what_is_written_is_read_back(run, config, mode):
     back = read_lines(log_path_of(run), run_lines(run, config, mode))

@@ -343,7 +343,6 @@ def scripted(path, monkeypatch):
     return call
 
 
-@pytest.mark.long
 def test_an_alarm_its_change_and_its_end_are_a_line_each_and_only_what_is_urgent_is_posted(
     scripted, capsys
 ):
@@ -393,7 +392,6 @@ def test_a_log_that_never_came_was_not_healthy(path, capsys, waiting):
     assert f"error: {path}: it never came: nothing was watched" in errors
 
 
-@pytest.mark.long
 def test_a_log_that_is_removed_is_reported_and_is_no_good_end(path, capsys):
     path.write_bytes(log_of(HEALTHY))
     threading.Timer(0.4, path.unlink).start()

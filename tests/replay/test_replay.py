@@ -171,7 +171,6 @@ def test_one_evaluation_has_no_past_so_the_training_loss_is_followed(replay):
     assert any("one evaluation only" in note for note in summary(out, "a")["notes"])
 
 
-@pytest.mark.long
 def test_the_same_log_gives_the_same_bytes(replay):
     results = []
     for _ in range(2):
@@ -416,7 +415,6 @@ def test_a_log_damaged_on_purpose_fails_alone_in_one_line(
     ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after", "note"),
     [

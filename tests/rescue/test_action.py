@@ -43,7 +43,6 @@ class Stream(IterableDataset):
 WENT_BACK = ["leave_out", "leave_out", "leave_out", "go_back"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -156,7 +155,6 @@ def test_weights_that_are_not_finite_are_not_kept(caplog):
     assert same(rescued, train())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("part", ["data", "scheduler", "memory"])
 def test_a_rescue_that_fails_leaves_the_training_as_it_was(part, monkeypatch, caplog):
     rescue = Rescue(SMALL)

@@ -116,7 +116,6 @@ def values(batch):
     return torch.as_tensor(batch).flatten().tolist()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [0, 4, 7, 16])
 def test_the_batches_after_a_position_come_again(kind, at):

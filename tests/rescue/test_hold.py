@@ -138,7 +138,6 @@ def test_under_a_supervisor_the_hold_is_in_its_run_folder_or_the_chosen(
     assert not (tmp_path / "log" / "rescue-hold").exists()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("late", [STEPS, STEPS - 1])
 def test_an_alarm_at_the_last_step_goes_back_before_the_end(late):
     rescued = train(Rescue(SMALL), evidence_of=bad(late, since=34))

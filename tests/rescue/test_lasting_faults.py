@@ -130,7 +130,6 @@ def trained(trainer, folder, fault=None, onset=10**9, *, rescued=False, **more):
     return error, [param.tolist() for param in net.parameters()], rescue
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("onset", [5, 30])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("trainer", TRAINERS)

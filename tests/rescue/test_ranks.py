@@ -188,7 +188,6 @@ def asks(rank):
     return found, rescues[0].policy.every, [rescue.problem for rescue in rescues]
 
 
-@pytest.mark.long
 def test_the_ranks_agree_on_the_largest_distance_of_snapshots_and_none_waits_for_one_that_left():
     ranks = on_ranks(asks, ranks=3, seconds=120.0)
     for rank, (found, every, (none, problem)) in enumerate(ranks):

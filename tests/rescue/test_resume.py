@@ -52,7 +52,6 @@ def run(rescue, loader, steps, *, stop=None, state=None, evidence=None, at=None,
     return {"state": state, "used": used, "rates": rates}
 
 
-@pytest.mark.long
 def test_the_used_budget_lasts_over_a_restart():
     """Each return costs 8 steps; of 10, one is allowed, in whatever process."""
     config = RescueConfig(every=5, probation=5, far=20, budget=10, share=0.0, quiet=1, observe=1)
@@ -175,7 +174,6 @@ def test_the_epoch_goes_on_where_the_sampler_orders_by_it():
     assert second.epochs[0] == 3
 
 
-@pytest.mark.slow
 def test_the_trainer_resumes_without_the_batches_that_were_left_out(monkeypatch, tmp_path):
     """From a checkpoint after the stretch, with which the Trainer counts the batches by steps."""
     planted = Evidence(step=23, since=21, kind="data", words="planted")

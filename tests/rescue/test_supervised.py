@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.journal import read_journal
 from rmetric.monitor.actions import restore
@@ -33,7 +31,6 @@ def supervise(folder):
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_held_training_ends_with_6_and_is_not_restarted_until_somebody_does(tmp_path):
     folder = RunFolder(tmp_path / "run")
     held = supervise(folder.path)

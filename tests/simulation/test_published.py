@@ -86,7 +86,6 @@ def failure_of(last: dict) -> int | None:
     return last["step"] if last["event"] == "EXPERIMENT_FAILURE" else None
 
 
-@pytest.mark.long
 @needs_authors_logs
 def test_every_r_and_every_failure_of_the_authors_comes_back_to_the_last_bit(by_option):
     theirs = seed_1()
@@ -102,7 +101,6 @@ def test_every_r_and_every_failure_of_the_authors_comes_back_to_the_last_bit(by_
         assert failure_of(our_last) == failure_of(last)
 
 
-@pytest.mark.long
 def test_alarms_and_failures_of_seed_1_are_those_of_the_authors(by_option):
     found = {Path(name).stem: first_alarm_and_failure(log) for name, log in by_option.items()}
     assert {name: found[name] for name in SEED_1} == SEED_1
@@ -195,7 +193,6 @@ def test_without_a_recipe_the_script_runs_the_published_study(tmp_path, capsys):
     assert small_study.contents(tmp_path) == written
 
 
-@pytest.mark.long
 def test_the_whole_study_is_read_back_without_a_word(tmp_path, capsys):
     assert run_modern_experiments.main(["--out", str(tmp_path)]) == 0
     folders = ", ".join(str(tmp_path / f"logs_{mode}") for mode in MODES)

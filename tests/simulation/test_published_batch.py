@@ -170,7 +170,6 @@ def test_every_row_without_a_registered_detector_is_streamed_here():
     assert STREAMED.keys() == unregistered
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.rule is not None])
 def test_a_rule_on_many_runs_is_its_detector_on_each(name):
     row, batch = ROWS[name], PUBLISHED.study(3)

@@ -45,7 +45,6 @@ def healthy() -> dict[str, list[Run]]:
     }
 
 
-@pytest.mark.long
 def test_without_faults_no_run_fails(healthy):
     assert {run.truth.outcome for runs in healthy.values() for run in runs} == {"healthy"}
 
@@ -63,7 +62,6 @@ def test_without_faults_the_excess_loss_is_a_power_of_the_step(healthy):
         assert -0.5 < slope < -0.25  # Hoffmann et al. 2022: -0.28 in tokens
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "severities"),
     [
@@ -92,7 +90,6 @@ def test_a_softmax_saturates():
     assert curvature[-1] <= 1.0 + CONSTANTS.softmax_bound
 
 
-@pytest.mark.long
 def test_rubbish_in_the_data_costs_what_hedging_costs():
     """A model that sets a share f of its probability aside pays -ln(1 - f) on true tokens."""
     for share in (0.1, 0.3, 0.6):
@@ -110,7 +107,6 @@ def test_rubbish_in_the_data_costs_what_hedging_costs():
         assert jump > 4 * share  # noise is far from anything that was learnt
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", [kind.name for kind in FAULTS.values() if kind.benign])
 def test_benign_changes_fail_no_run(name):
     for severity in FAULTS[name].severities:
@@ -119,7 +115,6 @@ def test_benign_changes_fail_no_run(name):
         assert all(run.truth.benign for run in runs)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["EXPERT_FAILURE", "ROUTER_IMBALANCE"])
 def test_an_expert_fault_has_nothing_to_act_on_in_a_dense_model(name):
     [struck] = simulate([spec("same", fault=name)])
@@ -128,7 +123,6 @@ def test_an_expert_fault_has_nothing_to_act_on_in_a_dense_model(name):
     assert struck.records == control.records
 
 
-@pytest.mark.long
 def test_before_the_onset_a_struck_run_is_its_control():
     specs = [spec("same", architecture="GPT-4-MoE", fault=name) for name in FAULTS]
     control, *struck = simulate(specs)
@@ -140,7 +134,6 @@ def test_before_the_onset_a_struck_run_is_its_control():
             assert run.records != control.records, run.truth.fault
 
 
-@pytest.mark.long
 def test_a_fault_of_severity_one_that_multiplies_changes_nothing():
     names = ("LR_SPIKE", "GQA_MISMATCH", "RMS_NORM_ERROR", "BATCH_SIZE_CHANGE")
     specs = [spec("same", fault=name, severity=1.0) for name in names]
@@ -150,7 +143,6 @@ def test_a_fault_of_severity_one_that_multiplies_changes_nothing():
         assert run.truth.outcome == "absorbed"
 
 
-@pytest.mark.long
 def test_same_seed_same_bytes_whatever_the_batch():
     specs = [
         spec(f"{name}-{i}", architecture=arch, fault=name, total_steps=300, onset_step=100 + i)
@@ -192,7 +184,6 @@ def test_a_worker_whose_gradient_leaves_float32_ends_the_run():
     assert np.isfinite(last.worker_gradient_norms[1:]).all()
 
 
-@pytest.mark.long
 def test_a_lost_worker_ends_the_log_in_the_step_before():
     runs = repeated(6, "sick", fault="NODE_FAILURE", severity=50.0, evaluate_every=1)
     for run in runs:

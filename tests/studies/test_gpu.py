@@ -44,7 +44,6 @@ def test_a_part_gives_its_result_or_its_last_lines(tmp_path, code, found):
     assert done == found
 
 
-@pytest.mark.long
 def test_a_part_that_hangs_is_ended(tmp_path):
     done = run_part(python("import time; print('begun', flush=True); time.sleep(600)"), tmp_path, 3)
     assert done["problem"] == "not done after 3 s"
@@ -84,7 +83,6 @@ def test_results_are_kept_beside_parts_that_failed(tmp_path, monkeypatch):
         main(["--out", str(tmp_path), "--parts", "other"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["wrapped", "checkpoints", "rescued", "snapshots"])
 def test_a_part_is_measured_in_small_on_a_processor(tmp_path, part):
     done = run_part(part_of(part, tmp_path, tiny=True, steps=FEWEST_STEPS), tmp_path, 600.0)
@@ -110,7 +108,6 @@ def test_a_part_is_measured_in_small_on_a_processor(tmp_path, part):
         assert loss["rescued"] < loss["noise_alone"]
 
 
-@pytest.mark.long
 def test_verdicts_on_an_idle_and_a_working_gpu(tmp_path):
     part = part_of("nvml", tmp_path, tiny=True, steps=FEWEST_STEPS)
     around = os.environ | environment_of(build(tmp_path), [], 1)

@@ -78,7 +78,6 @@ def test_four_ranks_lose_what_one_plain_process_does(tmp_path, plain):
 DOUBLE = ("--precision=float64",)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("same", "chain"),
     [
@@ -165,7 +164,6 @@ def test_an_injection_strikes_one_rank_once(tmp_path, monkeypatch, capsys, kind)
     Injector(tmp_path, injections, rank=1).before(3)
 
 
-@pytest.mark.slow
 def test_torchrun_starts_it_again_after_a_kill(tmp_path, plain):
     setup = settings(tmp_path / "run")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

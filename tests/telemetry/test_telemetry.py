@@ -31,7 +31,6 @@ def kinds(seen):
 
 
 class TestHistories:
-    @pytest.mark.long
     def test_a_healthy_day_has_no_event(self, nvml):
         history = [(t, 0, "temperature", 60 + t % 25) for t in range(1, 8640)]
         history += [(t, 0, "throttle", SOFTWARE_POWER_CAP * (t % 2)) for t in range(1, 8640, 7)]
@@ -90,7 +89,6 @@ class TestHistories:
         assert [False, "the NVIDIA driver is not loaded"] in seen["states"]
         assert seen["states"][-1] == [True, None]
 
-    @pytest.mark.long
     def test_a_call_that_hangs_holds_up_nobody(self, nvml):
         history = [(5, 0, "hang", 60_000)]
         seen = play(nvml, history, ticks=5, linger=0.6, hung_after=0.2)
@@ -193,7 +191,6 @@ def a_healthy_day():
 
 
 class TestVerdicts:
-    @pytest.mark.long
     def test_a_healthy_day_stays_healthy_at_095_and_does_not_at_010(self, nvml):
         recording = nvml / "day.jsonl"
         seen = play_verdicts(
@@ -262,7 +259,6 @@ class TestVerdicts:
             "nothing is heard of the GPU: the NVIDIA driver is not loaded"
         ]
 
-    @pytest.mark.long
     def test_a_call_that_hangs_is_a_risk_until_it_answers(self, nvml):
         seen = play_verdicts(
             nvml, [(20, 0, "hang", 2500)], ticks=40, seconds_a_tick=None, interval=1e-3,
@@ -278,7 +274,6 @@ class TestVerdicts:
 
 
 class TestDevices:
-    @pytest.mark.long
     @pytest.mark.parametrize(
         ("devices", "cuda_visible", "watched"),
         [

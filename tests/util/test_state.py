@@ -20,7 +20,6 @@ def through_json(state):
     return json.loads(json.dumps(state))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ONLINE)
 @given(streams(values=TAME | WILD, max_size=30), st.integers(0, 30))
 @settings(max_examples=30)

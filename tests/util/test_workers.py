@@ -28,7 +28,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.long
 def test_the_workers_of_a_killed_study_end_in_the_middle_of_a_task(start, tmp_path):
     (tmp_path / "study.py").write_text(STUDY)
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}

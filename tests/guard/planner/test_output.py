@@ -96,7 +96,6 @@ FAMILIES = {
 OWN_HEAD_SIZE = ("llama", "mistral", "qwen3", "gemma", "qwen3_moe")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameters_are_those_that_transformers_makes(kind, tied):
@@ -206,7 +205,6 @@ LLAMA_70B = {
 }  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("engine", ["megatron", "torchtitan"])
 @pytest.mark.parametrize("sequence", [2048, 4096])
 @pytest.mark.parametrize(

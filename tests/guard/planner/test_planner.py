@@ -111,7 +111,6 @@ def test_the_best_and_the_next_are_those_of_trying_everything(question):
         assert not rates
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 @pytest.mark.parametrize("sizes", [[8] * 8, [8] * 7 + [7], [8, 7, 8], [5, 8, 3, 8]])
 @pytest.mark.parametrize("model", [LLAMA_8B, LLAMA_70B], ids=lambda model: model.name)

@@ -48,7 +48,6 @@ def gradients_on(rank, at_most):
     return found
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("at_most", [1, 4])
 def test_the_gradient_of_three_copies_is_that_of_one_process(at_most):
     model = plain_model().double()
@@ -62,10 +61,10 @@ def test_the_gradient_of_three_copies_is_that_of_one_process(at_most):
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [
-        pytest.param(3, ("--micro-batch=2",), marks=pytest.mark.long),
-        pytest.param(6, ("--layout=pipeline=2", "--micro-batch=2"), marks=pytest.mark.slow),
-        pytest.param(6, ("--layout=tensor=2", "--micro-batch=1"), marks=pytest.mark.slow),
-        pytest.param(3, ("--layout=replicas=3", "--micro-batch=5"), marks=pytest.mark.slow),
+        (3, ("--micro-batch=2",)),
+        (6, ("--layout=pipeline=2", "--micro-batch=2")),
+        (6, ("--layout=tensor=2", "--micro-batch=1")),
+        (3, ("--layout=replicas=3", "--micro-batch=5")),
     ],
 )
 def test_the_reference_training_loses_on_ranks_what_one_plain_process_does(tmp_path, ranks, more):

@@ -31,7 +31,6 @@ WAYS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_the_rank_that_holds_up_the_others_is_named_before_it_is_ended(way, tmp_path):
     pytest.importorskip("torch")

@@ -77,7 +77,6 @@ def test_a_healthy_training_finishes_and_a_finished_folder_is_not_run_again(tmp_
     assert again.of("over")[-1]["words"] == "it had finished before"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("do", "words"),
     [
@@ -102,7 +101,6 @@ def test_a_rank_or_the_agent_fails_and_training_goes_on(tmp_path, do, words):
     assert 0 < result.summary.ettr < 1
 
 
-@pytest.mark.long
 def test_a_hang_is_noticed_and_what_does_not_listen_is_killed(tmp_path):
     result = run(tmp_path, [fault("hang")], hang_seconds=0.4)
     assert "fault: hang" in result.log(1)
@@ -113,7 +111,6 @@ def test_a_hang_is_noticed_and_what_does_not_listen_is_killed(tmp_path):
     assert result.nobody_is_left()
 
 
-@pytest.mark.long
 def test_a_failure_is_diagnosed_beside_the_restart_and_the_webhook_is_called(tmp_path):
     pytest.importorskip("drain3")
     faults = [fault("raise"), fault("raise", launch=2)]
@@ -131,14 +128,12 @@ def test_a_failure_is_diagnosed_beside_the_restart_and_the_webhook_is_called(tmp
     assert "finished: the training exited with 0" in posted
 
 
-@pytest.mark.long
 def test_one_that_ends_with_0_before_it_has_finished_is_started_again(tmp_path):
     result = run(tmp_path, [fault("leave"), fault("leave", rank=0)])
     assert result.failures == ["it ended with exit code 0 before it had finished"]
     assert (result.code, result.summary.outcome, result.summary.step) == (0, "finished", 20)
 
 
-@pytest.mark.long
 def test_a_training_that_never_reports_its_end_is_not_restarted_for_ever(tmp_path):
     result = run(tmp_path, [fault("leave", launch=0, rank=r, step=20) for r in (0, 1)])
     assert (result.code, result.summary.outcome, result.summary.launches) == (0, "finished", 2)
@@ -168,7 +163,6 @@ def test_what_cannot_be_started_is_reported(tmp_path):
     assert result.summary.words.startswith("repeated immediate failure")
 
 
-@pytest.mark.long
 def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(folder, tmp_path):
     verdict = GpuVerdict(gpu=2, time=time.time(), level="fatal", action="reboot",
                          reasons=("Xid 79: the GPU has fallen off the bus",))  # fmt: skip
@@ -200,7 +194,6 @@ def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(folder, tmp_p
     assert supervisor(tmp_path, gpus=4).run() == 0
 
 
-@pytest.mark.long
 def test_a_request_of_a_user_to_stop_is_obeyed(folder, tmp_path):
     runner = supervisor(tmp_path, more=("--seconds", "0.05"))
     runner.sources.append(at(folder, 3, lambda: folder.ask("user", "enough", stop=True)))
@@ -234,7 +227,6 @@ def supervised(start, tmp_path):
     return result
 
 
-@pytest.mark.long
 def test_sigterm_saves_and_ends_all(supervised, tmp_path):
     supervised.process.send_signal(signal.SIGTERM)
     result = supervised.end(143, seconds=20)
@@ -244,7 +236,6 @@ def test_sigterm_saves_and_ends_all(supervised, tmp_path):
     assert int((tmp_path / "saved").read_text()) == answered["step"]
 
 
-@pytest.mark.long
 def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_on(
     supervised, tmp_path
 ):
@@ -306,7 +297,6 @@ def trains(run, launch):
     return len(beats) == 4 and all(beat.step >= 3 for beat in beats)
 
 
-@pytest.mark.slow
 def test_a_killed_agent_of_two_and_then_a_node_that_keeps_failing_is_dropped(start, tmp_path):
     run = of_two_nodes(start, tmp_path, "--suspect-after", "2")
     for launch in (1, 2):
@@ -322,7 +312,6 @@ def test_a_killed_agent_of_two_and_then_a_node_that_keeps_failing_is_dropped(sta
     assert all(line["found"] >= 3 for line in run.of("ended")[1:3]), "orphans and agent"
 
 
-@pytest.mark.slow
 def test_a_node_that_cannot_be_reached_is_dropped(start, tmp_path):
     shell = tmp_path / "shell.py"
     shell.write_text(

@@ -24,7 +24,6 @@ from rmetric.guard.supervisor.processes import (
 )
 from tests.guard.supervisor import ONE, SMALL, TORCHRUN, TWO, SupervisedRun, supervise_command
 
-pytestmark = pytest.mark.slow
 SCRIPT = """
 import atexit, json, os, pathlib, sys, threading
 import helper_beside_the_script

@@ -28,12 +28,9 @@ FLAGS = (
 )  # fmt: skip
 DESK, PHONE = (1200, 900), (390, 800)
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="no chromium and chromedriver on this machine"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver on this machine"
+)
 
 
 @pytest.fixture(scope="module")

@@ -324,7 +324,6 @@ def long_charts(count: int, num_series: int) -> Charts:
     return Charts(steps=np.arange(count) * 1000, groups={"long": panels})
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("num_series", [12, 300])
 def test_a_million_records_stay_below_two_megabytes_and_spikes_survive(monkeypatch, num_series):
     charts = long_charts(1_000_000 if num_series < 50 else 50_000, num_series)

@@ -236,7 +236,6 @@ def test_random_weights_need_no_weights_in_the_folder(model, dataset, tmp_path):
     finished(*mini(bare, dataset, tmp_path / "b", "--random-weights"))
 
 
-@pytest.mark.slow
 def test_tiny_runs_to_the_end_and_needs_nothing(tmp_path):
     command = [sys.executable, "run_case_study.py", "--tiny", "--device", "cpu"]
     command += ["--out", str(tmp_path / "o")]

@@ -248,7 +248,6 @@ def test_goals_are_judged_by_what_was_measured() -> None:
     assert "not met" in cells(of)["Faulty rank first, more often than Error_time"]
 
 
-@pytest.mark.long
 def test_the_page_is_that_of_the_results_and_is_short(tmp_path: Path) -> None:
     page, folder = tmp_path / "page.md", tmp_path / "results"
     shutil.copytree(RESULTS, folder)

@@ -302,7 +302,6 @@ def length(path: Path) -> int:
     return count
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", SETS)
 def test_a_set_holds_the_jobs_of_its_first_look_and_labels_of_lines_that_are_there(name, tmp_path):
     jobs = unpacked(SETS[name], tmp_path)
@@ -384,7 +383,6 @@ def test_packing_keeps_the_jobs_and_not_their_times(small: Path, tmp_path: Path)
     assert packed(part, tmp_path / "again.tar.xz") == known_sets()["02"].sha256
 
 
-@pytest.mark.long
 def test_the_first_run_of_a_numbered_set_is_kept_as_its_first_look(small, capsys):
     command = ["written", "--out", str(small), "--jobs", "1"]
     assert main(command) == 0
@@ -418,7 +416,6 @@ def test_an_unknown_set_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'99'" in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_each_cut_is_a_row_and_the_same_at_each_run(small: Path, tmp_path: Path) -> None:
     for out in ("one.csv", "two.csv"):
         assert cut.main(["--out", str(tmp_path / out), "--jobs", "1"]) == 0
@@ -443,7 +440,6 @@ def test_what_is_cut() -> None:
         assert set(kept) < set(lines), name
 
 
-@pytest.mark.long
 def test_each_transformation_is_a_row_and_the_answers_to_kept_logs_agree(small, tmp_path):
     out = tmp_path / "found.csv"
     assert transformed.main(["--set", "development", "--out", str(out), "--jobs", "1"]) == 0

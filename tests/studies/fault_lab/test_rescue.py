@@ -283,7 +283,6 @@ SMALL = Run(
 )  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fault", SEVERITIES)
 def test_every_fault_changes_the_run_and_nothing_before_its_onset(fault, monkeypatch):
     monkeypatch.setattr(one_run, "PRETRAINING", 3)

@@ -65,7 +65,6 @@ def test_a_campaign_ends_in_a_manifest_and_archives_that_unpack_to_ordinary_logs
         assert [found.id for found in replay_runs(tmp_path / f"{run.id}.jsonl")] == [run.id]
 
 
-@pytest.mark.slow
 def test_a_campaign_that_was_killed_ends_with_the_same_bytes(start, campaign, tmp_path):
     out = tmp_path / "runs"
     command = [sys.executable, "-m", "studies.fault_lab", *SMALL]

@@ -79,7 +79,6 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_other_strata():
     assert other.columns["power_watts"].tobytes() == first.columns["power_watts"].tobytes()
 
 
-@pytest.mark.slow
 def test_the_number_of_processes_changes_nothing():
     few = EvaluationPlan(gpus=2, days=0.2, contained=1, with_sign=2, without=2)
     assert repr(evaluate(few, num_processes=2)) == repr(evaluate(few, num_processes=1))
