@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (57_202, 291),
+    "rmetric": (57_184, 291),
     "studies": (22_679, 130),
-    "tests": (45_636, 248),
+    "tests": (45_523, 248),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_785
