@@ -96,7 +96,7 @@ def pytest_runtest_setup(item):
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and report.passed:
-        seconds = dict(report.user_properties)["setup"] + report.duration
+        seconds = dict(report.user_properties).get("setup", 0.0) + report.duration
         TAKEN[report.nodeid.partition("[")[0]].append(seconds)
 
 
