@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.report import write_report
 from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
-from rmetric.rescue.snapshot_keeper import snapshots_kept
+from rmetric.rescue.snapshot_keeper import LEAST, snapshots_kept
 
 WIDTH, LAYERS = 768, 14
 FEW_TOKENS = 4  # of a row, in the steps that only fill the ring
@@ -172,7 +172,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--every", type=int, default=RescueConfig().every, help="steps between two")
+    parser.add_argument("--every", type=int, default=LEAST, help="steps between two")
     parser.add_argument("--far", type=int, default=RescueConfig().far, help="age of the oldest")
     parser.add_argument("--where", default="host", help="host, device, or a folder")
     parser.add_argument("--name", default="rescue_snapshots", help="of the report")

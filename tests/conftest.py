@@ -1,4 +1,3 @@
-import csv
 import gc
 import os
 import signal
@@ -39,11 +38,8 @@ OF_STUDIES = (ROOT / "studies", ROOT / "tests" / "studies")
 MARKS = {"slow": 16.0, "long": 0.35}
 #: Test function -> its seconds, on average over its parameters, where these give it a mark.
 DURATIONS = ROOT / "tests" / "durations.csv"
-with DURATIONS.open(encoding="utf-8", newline="") as file:
-    SECONDS = {row["test"]: float(row["seconds"]) for row in csv.DictReader(file)}
-#: What `pytest --times` measures: seconds of each test of a function, and of a shared fixture.
-TAKEN: defaultdict[str, list[float]] = defaultdict(list)
-SHARED: defaultdict[str, float] = defaultdict(float)
+_, *LINES = DURATIONS.read_text(encoding="utf-8").splitlines()
+SECONDS = {test: float(seconds) for test, seconds in (line.split(",") for line in LINES)}
 
 
 def mark_of(seconds: float) -> str | None:
@@ -77,36 +73,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--times", action="store_true", help="write tests/durations.csv of what runs")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef):
-    began = time.perf_counter()
-    made = yield
-    SHARED[fixturedef.argname] = (fixturedef.scope != "function") * (time.perf_counter() - began)
-    return made
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("times", default=False):
+        config.pluginmanager.register(Durations())
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item):
-    """What tests share counts for each of them: any may be the first of those that run."""
-    began = time.perf_counter()
-    yield
-    shared = sum(SHARED[name] for name in item.fixturenames)
-    item.user_properties.append(("setup", max(shared, time.perf_counter() - began)))
+class Durations:
+    """Measures what each test takes; a shared fixture counts for each test that uses it."""
 
+    def __init__(self) -> None:
+        self.of_function, self.of_fixture = defaultdict(list), defaultdict(float)
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" and report.passed:
-        seconds = dict(report.user_properties).get("setup", 0.0) + report.duration
-        TAKEN[report.nodeid.partition("[")[0]].append(seconds)
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        began = time.perf_counter()
+        made = yield
+        seconds = time.perf_counter() - began
+        self.of_fixture[fixturedef.argname] = seconds if fixturedef.scope != "function" else 0.0
+        return made
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item):
+        began = time.perf_counter()
+        yield
+        shared = sum(self.of_fixture[name] for name in item.fixturenames)
+        item.user_properties.append(("setup", max(shared, time.perf_counter() - began)))
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the times; the line of a test that did not run, or did not pass, stays."""
-    if session.config.getoption("times") and not hasattr(session.config, "workerinput"):
-        SECONDS.update((function, mean(seconds)) for function, seconds in TAKEN.items())
-        lines = sorted((test, f"{s:.2f}") for test, s in SECONDS.items() if mark_of(s))
-        with DURATIONS.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([("test", "seconds"), *lines])
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            seconds = dict(report.user_properties)["setup"] + report.duration
+            self.of_function[report.nodeid.partition("[")[0]].append(seconds)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the times; the line of a test that did not run, or did not pass, stays."""
+        found = SECONDS | {test: mean(times) for test, times in self.of_function.items()}
+        lines = sorted(f"{test},{s:.2f}\n" for test, s in found.items() if mark_of(s))
+        if not hasattr(session.config, "workerinput"):
+            DURATIONS.write_text("".join(["test,seconds\n", *lines]), encoding="utf-8")
 
 
 @pytest.fixture

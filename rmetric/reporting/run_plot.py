@@ -25,7 +25,7 @@ from rmetric.reporting.style import (
 )
 
 #: Colours of the page here; others are blue.
-_COLOUR_OF_LOSS = {
+_SERIES_COLOURS = {
     "training": MEANING["training_loss"], "validation": MEANING["validation_loss"],
     "score": MEANING["score"], "rate": MEANING["failure_rate"],
     "variance": MEANING["gradient_variance"], "drift": MEANING["loss_drift"],
@@ -109,7 +109,7 @@ def _draw_panel(axes: Axes, panel: Panel, charts: Charts) -> None:
                          color=MEANING["alert"], linewidth=0)  # fmt: skip
     for series in panel.series:
         _draw_series(axes, series, places, panel.cap, label=series.label,
-                     color=_COLOUR_OF_LOSS.get(series.colour, BLUE))  # fmt: skip
+                     color=_SERIES_COLOURS.get(series.colour, BLUE))  # fmt: skip
     if panel.threshold is not None:
         axes.axhline(panel.threshold, **_ALARM, label=f"threshold {panel.threshold:g}{alarmed}")
     if panel.bounds is not None:

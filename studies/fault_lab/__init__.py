@@ -1,8 +1,8 @@
-"""The fault laboratory: real training runs, failing and healthy, to evaluate detectors.
+"""The fault laboratory: real training runs; `read_runs` reads its archives and needs no torch."""
 
-`read_runs` reads its archives and needs no torch; training does.
-"""
+from pathlib import Path
 
 from rmetric.readers.archive import read_runs
 
-__all__ = ["read_runs"]
+DATA = Path(__file__).parent / "data"
+__all__ = ["DATA", "read_runs"]

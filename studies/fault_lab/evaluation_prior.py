@@ -25,8 +25,8 @@ from rmetric.detectors.calibrated.held_out_loss import PRIOR
 from rmetric.readers.archive import read_runs
 from rmetric.records import Run
 from studies.common.command import command_parser
+from studies.fault_lab import DATA
 
-DATA = Path(__file__).parent / "data"
 PRIOR_PARTS = ("calibration.tar.xz", "development.tar.xz", "training2.tar.xz")
 _FALLING = 10
 

@@ -29,8 +29,8 @@ from rmetric.detectors.calibrated.thresholds import default_thresholds
 from rmetric.readers.archive import read_runs
 from rmetric.records import Record, Run
 from studies.common.command import command_parser
+from studies.fault_lab import DATA
 
-DATA = Path(__file__).parent / "data"
 OPEN_PARTS = ("calibration.tar.xz", "development.tar.xz")
 _PER_FAULT = 2
 _BEFORE, _AFTER = 120, 20

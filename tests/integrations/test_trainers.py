@@ -151,7 +151,8 @@ def test_the_callback_of_the_other_trainer_is_refused(tmp_path, trainer, make):
     ids=["a class", "no list", "no config", "no action", "no JSON", "no source"],
 )  # fmt: skip
 def test_wrong_settings_are_refused_when_it_is_made(trainer, settings):
-    with pytest.raises(TypeError, match=r"SkipStep|config is {}|not an action|about is|hardware is"):
+    words = r"SkipStep|config is {}|not an action|about is|hardware is"
+    with pytest.raises(TypeError, match=words):
         CALLBACKS[trainer].RMetricCallback(**settings)
 
 

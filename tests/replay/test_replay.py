@@ -494,7 +494,7 @@ def test_a_table_that_no_replay_wrote_is_not_overwritten(tmp_path, capsys):
     log.write_text(GOOD)
     for out in (tmp_path, tmp_path / "made" / ".."):
         assert main(["replay", str(log), "--out", str(out), "--plots", "none"]) == 2
-        assert "its index.csv was not written by a replay" in capsys.readouterr().err
+        assert "index.csv was not written by a replay and would be lost" in capsys.readouterr().err
         assert log.read_text() == GOOD
     for _ in range(2):  # its own is
         assert main(["replay", str(log), "--out", str(tmp_path / "out"), "--plots", "none"]) == 0

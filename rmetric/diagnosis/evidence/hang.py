@@ -219,7 +219,7 @@ class _Ended:
         gap = self.end - max(last_entry, last_entry if last_step is None else last_step)
         before, kind, least = self.since_last_step(last_step, gap)
         of_zones = gap < 0 or (may_be_time_zone(gap) and not self.ends_by_limit(last_entry, gap))
-        seconds = before + (without_zones(gap) if of_zones else gap)
+        seconds = before + (_without_zones(gap) if of_zones else gap)
         if seconds < least and not self.ending.has("watched"):
             return []
         kind = "unsure hang" if watched or seconds < least else kind
@@ -233,7 +233,7 @@ class _Ended:
         return [Row("", kind, words, 1.0, HUNG, place, stage), *located]
 
 
-def without_zones(gap: float) -> float:
+def _without_zones(gap: float) -> float:
     """Seconds of the gap that no difference of time zones explains."""
     left = gap % QUARTER_SECONDS
     return 0.0 if left >= QUARTER_SECONDS - ZONE_TOLERANCE else left

@@ -20,6 +20,7 @@ import torch
 from rmetric._util.workers import delayed
 from rmetric.logs import write_atomically
 from rmetric.readers.archive import read_runs
+from studies.fault_lab import DATA
 from studies.fault_lab.branches import injected, judge
 from studies.fault_lab.campaign import by_seed, digest
 from studies.fault_lab.design import campaign
@@ -42,7 +43,6 @@ BENIGN_TURN = 3
 #: Policies that change every step are trained on one in so many of the runs that do not fail.
 EVERY_STEP_TURN = 4
 ONSET_OF_CONTROLS = 120
-LAB_DATA = Path(__file__).resolve().parents[1] / "data"
 
 
 def development() -> list[list[LabSpec]]:
@@ -60,7 +60,7 @@ def development_failures() -> list[list[LabSpec]]:
     failing = {
         run.id
         for split in ("calibration", "development")
-        for run in read_runs(LAB_DATA / f"{split}.tar.xz")
+        for run in read_runs(DATA / f"{split}.tar.xz")
         if run.truth is not None and run.truth.failed and not run.truth.benign
     }
     groups = [

@@ -22,7 +22,7 @@ from rmetric.reporting.style import BLACK, GREY, MEANING, TEXT_WIDTH, VERMILION
 from studies.paper.analysis import is_measured
 
 #: Protocol -> its rule in a few words.
-PANELS = {
+PROTOCOLS = {
     "published": "published rule: any alert, at any step",
     "causal": "causal rule: first alert between fault and failure",
 }
@@ -99,7 +99,7 @@ def threshold_curves(runs: Sequence[Run], traces: dict[str, list[Trace]]) -> Fig
     letters = iter("abcd")
     # What the logs do not hold is left out, of the curves and of the legend.
     measured = {name: traces[name] for name in traces if is_measured(traces[name])}
-    for (of_recall, of_threshold), (protocol, rule) in zip(panels, PANELS.items(), strict=True):
+    for (of_recall, of_threshold), (protocol, rule) in zip(panels, PROTOCOLS.items(), strict=True):
         shown = curves(runs, measured, protocol)
         others = {
             name: evaluate(runs, measured[name], protocol) for name in MARKS if name in measured
