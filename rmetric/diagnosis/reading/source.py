@@ -106,7 +106,8 @@ class Lines:
         for mark, cleaned in _CLEANED:
             if mark in body:
                 body = cleaned(body)
-        lines = self._without_nulls(body).split(b"\n")
+        body = self._without_nulls(body)
+        lines = body.split(b"\n")
         if self.layers is None:
             self.layers = _layers(lines)
         for layer in self.layers:
@@ -117,13 +118,12 @@ class Lines:
             # A line that was cut may end within a letter.
             full = ((at, line) for at, line in enumerate(lines) if len(line) < self.longest)
             self.foreign = self._more(self.foreign, [at for at, line in full if not _is_utf8(line)])
-        longest = max(map(len, lines))
-        if longest > self.longest:
+        if max(map(len, lines)) > self.longest:
             long = [at for at, line in enumerate(lines) if len(line) > self.longest]
             self.cut = self._more(self.cut, long)
             lines = [line[: self.longest] for line in lines]
-        if longest > LONGEST_NUMBER:
-            lines = [_with_short_numbers(line) for line in lines]
+        if _LONG_ZEROS in body.translate(_ZEROS):
+            lines = [_LONG_NUMBER.sub(rb"\1", line) for line in lines]
         self.count += len(lines)
         return lines
 
@@ -138,10 +138,6 @@ class Lines:
         kept = text.translate(None, b"\0")
         self.nulls += len(text) - len(kept)
         return kept
-
-
-def _with_short_numbers(line: bytes) -> bytes:
-    return _LONG_NUMBER.sub(rb"\1", line) if _LONG_ZEROS in line.translate(_ZEROS) else line
 
 
 def _layers(lines: Sequence[bytes]) -> Layers:
