@@ -131,7 +131,7 @@ class Ordering:
         return [stream for _, stream in lasts[-MOST_COMPARED:]]
 
     def later_by(self, entry: Occurrence, other: Occurrence) -> float | None:
-        """Seconds by which `one` is after `other`, negative before; None where unknown.
+        """Seconds by which `entry` is after `other`, negative before; None where unknown.
 
         Within one file the order decides; a difference that the times do not state is `NEXT`.
         """
