@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 #: Extra -> the modules that it brings, by the names under which they are imported.
@@ -40,6 +41,15 @@ def needed(module: str) -> Any:
             raise
         name = (error.name or module).split(".")[0]
         raise ModuleNotFoundError(f"{name} is not installed: {hint}", name=name) from error
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file, by the fast loader where the package has it.
+
+    Raises OSError, ValueError and yaml.YAMLError; ModuleNotFoundError as `needed` does.
+    """
+    yaml = needed("yaml")
+    return yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def check_installed(*packages: str) -> None:

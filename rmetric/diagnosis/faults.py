@@ -73,7 +73,7 @@ class Fault:
         return self.signature.confidence
 
     def has(self, trait: str) -> bool:
-        """True for a trait of `signature.TRAITS`."""
+        """True for a trait of library/vocabulary.yaml."""
         return trait in self.signature.traits
 
 

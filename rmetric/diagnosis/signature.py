@@ -6,86 +6,25 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import yaml
 from msgspec import Meta, Struct, convert
 
-#: Relation of a matched entry to the failure.
-ROLES = {
-    "cause": "states the fault: an exception, an Xid, a kernel's out-of-memory kill",
-    "symptom": "states that something failed, whatever the cause: an exit code, a killed process",
-    "echo": "logged by ranks that lose another: a collective's timeout, a connection closed by "
-    "its peer; the cause is elsewhere, but where nothing else is found it is the best there is",
-    "ending": "the job was ended from outside: cancelled, preempted, out of its time",
-    "success": "states that the job reached its end as planned",
-    "harmless": "looks like a fault and is none; takes the place of every other match",
-}
+from rmetric._util.lazy import read_yaml
 
-#: Further properties of a signature, or of all of a family (families.yaml).
-TRAITS = {
-    # of a rank that waits for others, or has lost them
-    "connection": "a connection failed; each rank closes its own at the end, others use theirs on",
-    "lost connection": "of ranks that had one",
-    "meeting": "rendezvous failed: the ranks that joined timed out",
-    "waiting": "a rank still waits: nobody does so behind the last step",
-    "timeout": "a rank timed out waiting for another one",
-    "hearsay": "a timeout that a rank may report second-hand",
-    "link down": "a port lost its link, by the kernel",
-    "no answer": "what the ranks at both ends of a broken link log",
-    # of machines
-    "machine broke": "a machine's own record of what ended its processes",
-    "broken GPU": "a GPU that the next attempt does not have, if it was not replaced",
-    "missing GPU": "what an attempt meets then",
-    "breaks the GPU": "no process that uses the GPU outlives it",
-    "unspecific": "what a rank's GPU says that does not say why",
-    "kernel record": "recorded by a machine's kernel",
-    "kernel kill": "the kernel killed a process for want of memory",
-    "blocked process": "a process that a kernel finds waiting, which may be no rank's",
-    "stopped process": "a process in state T: why others waited until the job was ended",
-    "observed": "a tool's look at a machine: no consequence of what came before",
-    "write fails": "what a checkpoint meets when it is written",
-    # of launchers, schedulers and their reports
-    "report": "a process or a program has ended, whatever the cause",
-    "task exit": "a scheduler's report of a task that ended with an error",
-    "abort": "a process ended by an abort, as a collective's watchdog ends its own",
-    "kill": "the record of a kill, with its reason",
-    "signalled": "states a signal and no reason; the scheduler's line may come after it",
-    "takes down": "what a process logs last",
-    "last words": "ends a rank, though of little confidence",
-    "before start": "of what cannot begin, whatever the other ranks have begun meanwhile",
-    "restarts ranks": "behind it the next attempt begins",
-    "starts ranks": "the same, but the first attempt has it too",
-    # of the end
-    "recorded": "the scheduler's record of a good end",
-    "completed": "the program's statement that the training is complete",
-    "ends a step": "may end a step of servers, after the training",
-    "interrupted": "from the keyboard: after the planned end, a server or a wait",
-    "watched": "a script ended a training without progress",
-    "time limit": "the time of the job was over",
-    # further families
-    "checkpoint": "a checkpoint cannot be written or read",
-    "hang": "a training stood still",
-}
-
-
+_LIBRARY = Path(__file__).with_name("library")
 #: Texts of a signature's fields, and how their values in YAML are checked.
 Text = Annotated[str, Meta(min_length=1)]
 Id = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$")]
 #: Lower case without digits, three characters and more.
 Gate = Annotated[str, Meta(pattern=r"^[\x00-/:-@\[-\x7f]{3,}$")]
-#: Field -> the values that are accepted.
-CHOICES: dict[str, tuple[str, ...]] = {
-    "role": (*ROLES,),
-    "actor": ("hardware", "user", "framework", "platform", ""),
-    "levels": ("error", "warning", "info", ""),
-    "traits": (*TRAITS,),
-}
+#: Field -> the words that it accepts, each with its meaning.
+CHOICES: dict[str, dict[str, str]] = read_yaml(_LIBRARY / "vocabulary.yaml")
 if TYPE_CHECKING:  # for msgspec the choices themselves
     Role = str
     Actor = str
     Level = str
     Trait = str
 else:
-    Role, Actor, Level, Trait = (Literal[values] for values in CHOICES.values())
+    Role, Actor, Level, Trait = (Literal[tuple(words)] for words in CHOICES.values())
 
 
 class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +34,7 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         id: words joined by underscores: "cuda_out_of_memory".
         family: the class of causes it belongs to: "out of memory".
         title: what happened, in a short sentence for people.
-        role: of `ROLES`.
+        role: of vocabulary.yaml, as actor, levels and traits.
         actor: who should act; "" for roles without one (success, harmless).
         patterns: regular expressions, any of which matches within one entry; named groups
             (`rank`, `node`, `xid`, `gpu`, `path`, `signal`, `code`, ...) become `Match.named`,
@@ -109,7 +48,7 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         to_do: what to do, one to three short sentences in the imperative.
         survivable: a training often goes on after it, so it explains a failure only at the end.
         of_two: logged by one of two that do not agree, not always the one at fault.
-        traits: of `TRAITS`, those of its family among them.
+        traits: those of its family among them.
         taken_back_by: ids that take it back, where the same stream logs them later.
         reason_in: it states no reason; the families of what may state it later.
         usual_stage: in which most faults of its family come.
@@ -164,5 +103,5 @@ class InferredCause(Struct, frozen=True):
 @cache
 def inferred_causes() -> dict[str, InferredCause]:
     """All of them by id."""
-    text = Path(__file__).with_name("library").joinpath("inferred.yaml").read_text("utf-8")
-    return {cause.id: cause for cause in convert(yaml.safe_load(text), list[InferredCause])}
+    causes = convert(read_yaml(_LIBRARY / "inferred.yaml"), list[InferredCause])
+    return {cause.id: cause for cause in causes}

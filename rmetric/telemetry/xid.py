@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.lazy import read_yaml
+
 #: The one table of Xids, which the diagnosis reads too; its head has the sources.
 TABLE = Path(__file__).with_name("xids.yaml")
 
@@ -26,11 +28,7 @@ class Xid:
 @cache
 def read_table() -> list[dict[str, Any]]:
     """Entries of `TABLE`, as they stand there; read once, and not to be changed."""
-    import yaml  # a training that has a guard starts without it
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    entries: list[dict[str, Any]] = yaml.load(TABLE.read_text("utf-8"), Loader=loader)["xids"]
-    return entries
+    return list(read_yaml(TABLE)["xids"])
 
 
 @cache

@@ -15,6 +15,7 @@ from rmetric.diagnosis.library.stages import (
     RULES,
     next_stage,
     possible_rules,
+    stage_by_rules,
     stage_of,
     stated_stage,
 )
@@ -44,6 +45,7 @@ def zeros(text: str) -> str:
 READERS = {
     "steps": step_of,
     "stages": stated_stage,
+    "functions": lambda name: stage_of(FRAME.format("a.py", name)),
     "levels": level,
     "losses": is_not_finite,
     "exceptions": raised,
@@ -83,17 +85,16 @@ def test_what_the_names_of_files_state(case):
 # stages
 
 
-def test_every_rule_of_a_stage_matches_its_example_and_passes_its_gates():
-    assert {rule.stage for rule in RULES} == set(STAGES)
-    for rule in RULES:
-        assert stated_stage(rule.example) == rule.stage
-        pattern = "|".join(rule.patterns)
-        assert re.search(pattern, rule.example.lower()), f"another rule matches {rule.example}"
-        assert any(gate in rule.example.lower() for gate in rule.gates), rule.example
-        assert RULES.index(rule) in possible_rules(form(rule.example))
-        for gate in rule.gates:
-            assert gate
-            assert form(gate).decode() == gate
+@pytest.mark.parametrize("kind", RULES)
+def test_every_rule_of_a_stage_matches_its_example_before_all_others(kind):
+    stages = {rule.stage for rule in RULES[kind]}
+    assert stages == {"", *STAGES} if kind == "entries" else stages < {"", *STAGES}
+    for at, rule in enumerate(RULES[kind]):
+        assert re.search("|".join(rule.patterns), rule.example, re.IGNORECASE), rule.example
+        assert stage_by_rules(kind, rule.example) == rule.stage
+        assert bool(rule.gates) == (kind == "entries")
+        assert not rule.gates or at in possible_rules(form(rule.example))
+        assert all(gate and form(gate).decode() == gate for gate in rule.gates)
 
 
 def test_a_job_that_works_does_not_go_back_to_its_start():
@@ -142,33 +143,31 @@ def test_of_several_exceptions_the_last_traceback_speaks():
     assert raised(text) == "PlanError in a (b.py:1): two"
 
 
+FRAME = '  File "{}", line 3, in {}\n'
+
+
 @pytest.mark.parametrize(
     ("stage", "frames"),
     [
         ("checkpoint", [("a.py", "train"), ("a.py", "save_checkpoint")]),
-        ("load data", [("/datasets/run/streaming/dataset.py", "check")]),
+        ("train", [("a.py", "train"), ("a.py", "check")]),
         ("", [("/datasets/run/model.py", "check")]),
         ("", [("/datasets/train_dataloader.py", "<module>")]),
         # A launcher's own frames, and a list of layers, state no stage.
         ("", [("/lib/torch/distributed/elastic/agent/api.py", "_initialize_workers"),
               ("/lib/torch/nn/modules/container.py", "__getitem__")]),
-        # A check of values is no evaluation of a model.
-        *(("evaluate", [("a.py", name)]) for name in ("validate", "_run_validate", "validate_epoch",
-                                                      "validation_step", "evaluate_and_print")),
-        *(("", [("a.py", name)]) for name in ("validate_result", "_validate_args")),
     ],
 )  # fmt: skip
 def test_the_stage_is_that_of_the_innermost_frame_that_has_one(stage, frames):
-    text = "".join(f'  File "{file}", line 3, in {name}\n' for file, name in frames)
+    text = "".join(FRAME.format(*frame) for frame in frames)
     assert stage_of(f"Traceback (most recent call last):\n{text}X: y") == stage
 
 
 def test_the_stage_of_a_chain_is_that_of_its_first_exception():
-    frame = '  File "a.py", line 1, in {}\n'
-    first, then = frame.format("training_step") + "X: y\n", frame.format("teardown") + "Z: w"
+    first, then = FRAME.format("a.py", "training_step"), FRAME.format("a.py", "teardown")
     chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
-    assert stage_of(first + chain + then) == "train"
-    assert stage_of(frame.format("main") + "X: y\n" + chain + then) == "tear-down"
+    assert stage_of(f"{first}X: y\n{chain}{then}Z: w") == "train"
+    assert stage_of(FRAME.format("a.py", "main") + f"X: y\n{chain}{then}Z: w") == "tear-down"
 
 
 # ranks, jobs and reports that a scheduler's lines state

@@ -19,6 +19,7 @@ from rmetric.diagnosis.report.render import (
     verdict,
 )
 from rmetric.diagnosis.result import OUTCOMES, Attempt, Candidate, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.signature import CHOICES
 from tests.diagnosis.diagnoses import THEN, evidence, out_of_memory, suspect
 
 WHOLE = """\
@@ -256,7 +257,7 @@ suspects = st.builds(Suspect, name=texts, node=st.none() | texts, why=texts)
 candidates = st.builds(Candidate, cause=texts, title=texts, confidence=st.floats(0, 1), why=texts)
 diagnoses = st.builds(
     Diagnosis, outcome=st.sampled_from(sorted(OUTCOMES)), cause=st.none() | texts, title=texts,
-    actor=st.none() | st.sampled_from(["user", "framework", "platform"]) | texts,
+    actor=st.sampled_from([None, *CHOICES["actor"]]),
     confidence=st.floats(0, 1), why=texts, stage=texts, iteration=..., since=..., time=...,
     to_do=st.lists(texts, max_size=4).map(tuple),
     events=st.lists(evidences, max_size=4).map(tuple),

@@ -1,55 +1,40 @@
 """The training stage of a log entry (L4, section 4.4), by stages.yaml or by its traceback.
 
-Only announcements of work are rules. An error states what failed, not the current stage, so the
-stage of a crash is that of the lines before it. Settings, commands and tracebacks are skipped.
+The stage of a crash is that of the lines before it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import yaml
+from msgspec import Struct, convert
 
-from rmetric.diagnosis.library.load import LOADER
+from rmetric._util.lazy import read_yaml
 from rmetric.diagnosis.reading.steps import match_step
 from rmetric.diagnosis.reading.text import WordIndex
 
 
-class StageRule(NamedTuple):
-    """One way in which an entry states its stage: a row of stages.yaml."""
+class StageRule(Struct, frozen=True):
+    """One way in which a text states its stage, "" for none: a row of stages.yaml."""
 
     stage: str
-    program: str
-    gates: Sequence[str]
-    patterns: Sequence[str]
+    patterns: tuple[str, ...]
     example: str
+    program: str = ""
+    gates: tuple[str, ...] = ()
 
 
-_TABLE = Path(__file__).with_name("stages.yaml").read_text(encoding="utf-8")
-#: The first that matches counts.
-RULES = [StageRule(**entry) for entry in yaml.load(_TABLE, LOADER)]
-_PATTERNS = [re.compile("|".join(rule.patterns)) for rule in RULES]
-_RULE_GATES = WordIndex((gate.encode(), at) for at, rule in enumerate(RULES) for gate in rule.gates)
-_MLPERF_MARK = ":::ml"  # :::MLLOG and :::MLL
-#: Entries that name stages without being in one.
-_NONE = re.compile(
-    r"traceback \(most recent|^\s*file \"|\b(error|exception)\b[:\]]|\bfailed\b|\bno module named\b"
-)
-#: What a rank logs before it reads data or a checkpoint and does not come back.
-_WAITS_IN = {
-    "checkpoint": re.compile(
-        r"(?i)check-?point|ckpt|\bsav(?:e|ing)\b|state[_ ]dict|write_(?:data|files)"
-    ),
-    "load data": re.compile(
-        r"(?i)\bshards?\b|\bdata\.py\b|\w+_iterator\b|data_?loader|data_?set|fetch|download"
-        r"|mini-?batch|next[ _]batch"
-        r"|\b(?:s3|gs|gcs|az|hdfs)://|\bcorpus\b|\bmemmap\b|\bread(?:ing)? samples?\b"
-        r"|\.(?:tar|mds|arrow|parquet|jsonl|tfrecord|np[yz]|bin|zst)\b"
-    ),
+#: What the texts are -> their rules.
+RULES = convert(read_yaml(Path(__file__).with_name("stages.yaml")), dict[str, list[StageRule]])
+_PATTERNS = {
+    kind: [re.compile("|".join(rule.patterns), re.IGNORECASE) for rule in rules]
+    for kind, rules in RULES.items()
 }
+_GATES = WordIndex(
+    (gate.encode(), at) for at, rule in enumerate(RULES["entries"]) for gate in rule.gates
+)
 #: A frame of a traceback, and the functions that its line of code calls.
 FRAME = re.compile(
     r"^\s*File \"(?P<path>.{1,400})\", line (?P<line>\d+), in (?P<name>\S+)"
@@ -59,58 +44,35 @@ FRAME = re.compile(
 _CALLS = re.compile(r"\b([A-Za-z_]\w*)\(")
 #: Frames of libraries, of the interpreter and of what it makes up.
 NOT_OWN = re.compile(r"(?:site|dist)-packages|/lib(?:64)?/python[\d.]*/|[\\/]Lib[\\/]|^<")
-#: Frames without a stage: a launcher starts workers again, a list of layers has items too, and
-#: activations are computed again from what is called a checkpoint.
-_LAUNCHER_FILES = re.compile(
-    r"[\\/]torch[\\/](?:distributed[\\/](?:run|launch|elastic)|nn[\\/]|utils[\\/]checkpoint)"
-    r"|tensor_parallel[\\/]random|activation_checkpoint"
-)
 _CHAINED = re.compile(
     r"^(?:During handling of the above exception|The above exception was the direct)", re.MULTILINE
 )
-#: Name of a function that stands for a file's -> such files, whatever their functions are called.
-_FILES = {
-    "checkpoint": re.compile(r"(?i)checkpoint\w*(?:\.py$|[\\/])"),
-    "dataset": re.compile(r"(?i)data_?(?:set|loader)s?\w*\.py$|torch[\\/]utils[\\/]data[\\/]"),
-}
-#: Stage -> words in a function's name; of the innermost frame that any fits the first that does.
-_STAGES = {stage: re.compile(words, re.IGNORECASE) for stage, words in {
-    "checkpoint": r"checkpoint|save_(?:model|state|pretrained|sharded)|(?:^|\.)_?save$",
-    # Validation of arguments or of a result is not that of a model.
-    "evaluate": r"^_?(?:run_)?(?:eval\w*|validation\w*)|_(?:eval|validation)"
-                r"|(?:^|_)validate(?:_(?:epoch|step|loop|model|one|and))?(?![a-z_])",
-    "load data": r"__getitem__|collate|data_?loader|dataset|load_data|_next_data"
-                 r"|^_?fetch|get_batch",
-    "initialise": r"init_process_group|initiali[sz]e|setup_(?:model|distributed)|build_model"
-                  r"|from_pretrained|^_new_process_group|^_?load_(?:state|weights|model|params)"
-                  r"|^_?restore",
-    "tear-down": r"destroy_process_group|^_?(?:clean_?up|tear_?down|finali[sz]e|__del__)$",
-    "compile": r"^compile|_compile|inductor|dynamo",
-}.items()}  # fmt: skip
-_TRAINS = re.compile(r"^_?(?:inner_)?train(?:ing)?(?:_\w*(?:step|loop|batch|epoch|iter\w*))?$|^fit")
 _WORKING = ("train", "evaluate", "checkpoint", "tear-down")
 _START = ("initialise", "load data", "compile")
+
+
+def stage_by_rules(kind: str, text: str, places: Iterable[int] | None = None) -> str | None:
+    """The stage by the first rule, of those at `places`, that matches; None where none does."""
+    tried = range(len(RULES[kind])) if places is None else places
+    return next((RULES[kind][at].stage for at in tried if _PATTERNS[kind][at].search(text)), None)
 
 
 def stated_stage(text: str, rules: Sequence[int] | None = None, *, may_step: bool = True) -> str:
     """The stage that an entry states, of `job.STAGES`; "" where it states none."""
     text = text[:500]
-    lower = text.lower()
-    rules = possible_rules(lower.encode()) if rules is None else rules
-    found = next((RULES[at].stage for at in rules if _PATTERNS[at].search(lower)), "")
-    if not found and may_step and _MLPERF_MARK not in lower and match_step(text):
-        found = "train"
-    return "" if found and _NONE.search(lower) else found
+    places = possible_rules(text.lower().encode()) if rules is None else rules
+    found = stage_by_rules("entries", text, places)
+    return "train" if found is None and may_step and match_step(text) else found or ""
 
 
 def possible_rules(form: bytes, words: Collection[bytes] | None = None) -> Sequence[int]:
-    """Places in `RULES` of those that may match an entry, whatever its digits are."""
-    return sorted(set(_RULE_GATES.items(form, words)))
+    """Places of the rules of entries that may match one, whatever its digits are."""
+    return sorted(set(_GATES.items(form, words)))
 
 
 def awaited(text: str) -> str:
     """The stage, "load data" or "checkpoint", for which an entry or a stack waits; "" for none."""
-    return next((stage for stage, words in _WAITS_IN.items() if words.search(text)), "")
+    return stage_by_rules("waits", text) or ""
 
 
 def next_stage(now: str, stated: str) -> str:
@@ -125,26 +87,20 @@ def next_stage(now: str, stated: str) -> str:
 def stage_of(text: str) -> str:
     """The stage in which the entry's traceback was raised; "" where it is not known."""
     # The first of a chain of exceptions is the failure; the others are of handling it.
-    for raised in _CHAINED.split(text):
-        names = _names(raised)
-        for name in reversed(names):
-            if found := next((stage for stage, words in _STAGES.items() if words.search(name)), ""):
-                return found
-        if any(map(_TRAINS.search, names)):
-            return "train"
-    return ""
+    stages = next(filter(None, map(_stages, _CHAINED.split(text))), [""])
+    return next((stage for stage in stages if stage != "train"), "train")
 
 
-def _names(raised: str) -> list[str]:
-    """Names of functions, outermost first: of each frame's file, its own, and what it calls."""
-    names = []
+def _stages(raised: str) -> list[str]:
+    """Stages of a traceback, innermost first: of what a frame calls, its function and its file."""
+    stages = list[str | None]()
     for frame in FRAME.finditer(raised):
         path, name = frame["path"], frame["name"]
-        if _LAUNCHER_FILES.search(path):
+        of_file = stage_by_rules("files", path)
+        if of_file == "":
             continue
         if name != "<module>":  # a whole program may be called after its data
-            names += [function for function, files in _FILES.items() if files.search(path)]
-        names.append(name)
-        if not NOT_OWN.search(path):
-            names += _CALLS.findall(frame["code"] or "")
-    return names
+            stages.append(of_file)
+        calls = [] if NOT_OWN.search(path) else _CALLS.findall(frame["code"] or "")
+        stages += [stage_by_rules("functions", function) for function in (name, *calls)]
+    return [stage for stage in reversed(stages) if stage]

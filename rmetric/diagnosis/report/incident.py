@@ -149,7 +149,7 @@ def incident_page(
         title=render.headline(diagnosis), what=render.what(diagnosis),
         where=render.where(diagnosis), when=render.when(diagnosis),
         sureness=render.sureness(diagnosis),
-        acts=render.WHO_ACTS.get(diagnosis.actor or "", diagnosis.actor or ""),
+        acts=render.owner(diagnosis),
         text=render.verdict(diagnosis),
         excerpt=excerpt, plain=plain, place=render.place,
         # Without its file, which has a column of its own.

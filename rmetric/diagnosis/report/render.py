@@ -20,6 +20,7 @@ from rmetric._util.printed import counted, printable
 from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, SURE, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.signature import CHOICES
 
 #: Largest number of lines of a verdict, and of characters of a line.
 MOST_LINES = 15
@@ -40,12 +41,6 @@ _SURE_OF = {
 }
 #: Suspects in the first line.
 _MOST_NAMED = 2
-WHO_ACTS = {
-    "hardware": "hardware: operators of the machines",
-    "user": "user: owner of the job's code, settings or data",
-    "framework": "framework: owner of the library versions",
-    "platform": "platform: operators of scheduler, network and storage",
-}
 #: Where a text may end early: an explanation or an addition follows.
 _CLAUSE = re.compile(r"; |(?<=\.) (?=[A-Z])|, (?:(?:most )?often|which|so that) ")
 #: Characters that are given up to end, or begin, with a whole word.
@@ -270,6 +265,11 @@ def sureness(diagnosis: Diagnosis) -> str:
     return f"{number} % ({word}){of}"
 
 
+def owner(diagnosis: Diagnosis) -> str:
+    """Who should act, and who that is; "" where nobody should."""
+    return f"{diagnosis.actor}: {CHOICES['actor'][diagnosis.actor]}" if diagnosis.actor else ""
+
+
 def _parts(diagnosis: Diagnosis) -> list[_Part]:
     quoted, since, job = shown(diagnosis), diagnosis.since, diagnosis.job
     log, point = [], ""
@@ -286,7 +286,7 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
     alone = diagnosis.outcome == "healthy" or job.get("ranks_heard") in (0, 1)
     return [
         _Part("When", [omitted]),
-        _Part("Owner", [WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))]),
+        _Part("Owner", [owner(diagnosis)]),
         _Part("To do", [plain(" ".join(diagnosis.to_do))], 4),
         _Part("Restart", [plain(advice.text) if (advice := diagnosis.restart) else ""]),
         _Part("Confidence", [_why(diagnosis)], 2),
