@@ -16,7 +16,7 @@ from rmetric.diagnosis.facts.job import MAX_NAMED, MAX_STACKS, STACKS_OF_RANK, S
 from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.steps import StepMatch, match_step
-from rmetric.diagnosis.reading.text import Kind, State, clean
+from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.reading.timestamps import UNITS, may_state, stated
 from rmetric.diagnosis.templates import (
     BoundedCache,
@@ -281,7 +281,7 @@ class LogLineForm:
 
     def __post_init__(self) -> None:
         facts = self.facts = self.shape.facts
-        self.blank, self.job_wide = facts.kind == Kind.BLANK, facts.job_wide
+        self.blank, self.job_wide = facts.kind == "blank", facts.job_wide
         self.stays = _STAYS[facts.stage] if facts.stage else None
 
 
@@ -348,7 +348,7 @@ class LogStream:
         self.counts: Counter[int] = Counter()
         self.templates, self.places, self.shown = list[int](), list[Any](), 0
         self.head, self.tail = list[RawEntry](), deque[RawEntry](maxlen=TAIL)
-        self.state, self.slow = State.PLAIN, False
+        self.state, self.slow = "", False
         self.open: OpenEntry | None = None
         self.stage, self.stages = "", list[tuple[str, RawEntry]]()
         self.step: int | None = None

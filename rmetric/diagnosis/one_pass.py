@@ -38,7 +38,6 @@ from rmetric.diagnosis.reading.text import (
     MAX_LINES,
     MAX_TEXT,
     TRANSITIONS,
-    Kind,
     clean,
     shortened,
     unescaped,
@@ -68,7 +67,7 @@ MIN_END_CONFIDENCE = 0.5
 #: A program that ends does not write its last words at these levels.
 _NOTED = ("info", "warning")
 #: Lines that continue what stands before them.
-_SET_IN = (Kind.PART, Kind.FRAME)
+_SET_IN = ("part", "frame")
 #: Lines between them and what they continue: empty ones, and the head of faulthandler's stacks.
 _BETWEEN = re.compile(rb"(?:Timeout \([\d:.]+\)!)?\s*$")
 DIGITS = b"0123456789"
@@ -282,7 +281,7 @@ class FilePass:
         joined, stream.state = TRANSITIONS[stream.state][facts.kind]
         if form.job_wide:
             self._job_facts(number, text, stream, facts)
-        if facts.kind != Kind.BLANK and not (joined and self._joined(stream, number, text, facts)):
+        if facts.kind != "blank" and not (joined and self._joined(stream, number, text, facts)):
             if stream.open is not None:
                 self._close(stream)
             self._begin(stream, number, line, text, form)
@@ -314,7 +313,7 @@ class FilePass:
         entry = stream.open or self._reopened(stream)
         if entry is None or len(entry.lines) >= MAX_LINES:
             return False
-        if facts.kind == Kind.EXCEPTION:
+        if facts.kind == "exception":
             entry.leading_facts = facts
         elif facts.exception:
             if entry.leading_facts.exception or entry.leading_facts is not entry.facts:

@@ -108,13 +108,14 @@ class Facts:
     Attributes:
         cls: lines of different classes are different events, however similar: the level, and the
             key of a structured line.
+        kind: of `KINDS`, "" for a plain line.
         level, stage: as it states them, "" for none.
         look, alone: a signature may match an entry with this line, the line by itself.
         step, job_id, world: it may state a step, the number of the scheduler's job, these of the
             size and the layout of the job.
     """
 
-    kind: int
+    kind: str
     template: str
     cls: str
     level: str
@@ -168,7 +169,7 @@ class LineAnalyser:
         raised = EXCEPTION.search(text) if named else None
         before = text[: raised.start()] if raised else ""
         return Facts(
-            kind=int(kind_of(plain)),
+            kind=kind_of(plain),
             template=masked(text),
             cls=f"{own_level}:{key[1]}" if key else own_level,
             level=own_level,

@@ -14,7 +14,7 @@ from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading.prefixes import PrefixParser
-from rmetric.diagnosis.reading.records import Export
+from rmetric.diagnosis.reading.records import RECORD_FORMS, Export, keys_of
 from rmetric.diagnosis.reading.source import LogSource
 
 TRACEBACK = """\
@@ -240,6 +240,15 @@ def check(path: Path) -> None:
     assert stream.last_time == pytest.approx(stream.first_time + 10 * STEPS, abs=0.1)
     found = diagnose([path])
     assert (found.cause, found.nodes[0].name) == ("nfs_stale_handle", f"node fit-worker-{BAD}")
+
+
+@pytest.mark.parametrize("collector", RECORD_FORMS)
+def test_a_record_of_a_collector_is_known_by_its_keys(collector: str) -> None:
+    record = RECORD_FORMS[collector].example
+    assert Export.of(json.dumps(record).encode()) is not None
+    assert [name for name, form in RECORD_FORMS.items() if form.fits(keys_of(record))] == [
+        collector
+    ]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -10,50 +10,45 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import datetime, timezone
 from functools import lru_cache, partial
 from itertools import chain, islice, pairwise
 from math import inf
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec import Struct, convert
 
+from rmetric._util.lazy import read_yaml
 from rmetric.diagnosis.reading.timestamps import DATE_TIME, ZONE
 
-#: Names of columns, and ends of the dotted keys of records, in lower case; of several the first
-#: here counts.
-TIME_KEYS = (
-    "__realtime_timestamp", "timestamp", "@timestamp", "_time", "time", "timegenerated", "ts",
-    "datetime", "date", "last_timestamp", "lasttimestamp", "eventtime", "firsttimestamp",
-)  # fmt: skip
-TEXT_KEYS = (
-    "textpayload", "text_payload", "jsonpayload.message", "jsonpayload.log", "jsonpayload.msg",
-    "result._raw", "attributes.message", "message", "msg", "_raw", "log", "line", "body", "content",
-    "logentry", "logmessage",
-)  # fmt: skip
-WRITER_KEYS = (
-    "pod_name", "pod.name", "podname", "pod", "compute.googleapis.com/resource_name", "task_name",
-    "replica", "logstreamname", "log_stream", "kubernetes.host", "_hostname", "host.name",
-    "hostname", "host", "node", "node_name", "node_id", "instance", "instance_id",
-    "container_name", "container.name", "container",
-)  # fmt: skip
-_KEYS = (TEXT_KEYS, TIME_KEYS, WRITER_KEYS, ("syslog_identifier",), ("_pid", "syslog_pid"))
+
+class RecordForm(Struct, frozen=True):
+    """Keys by which a record is a collector's: a row of collectors.yaml."""
+
+    example: dict[str, Any]
+    all: frozenset[str] = frozenset()
+    any: frozenset[str] = frozenset()
+
+    def fits(self, keys: Set[str]) -> bool:
+        """True for a record with these `keys_of`."""
+        return self.all <= keys and not (self.any and self.any.isdisjoint(keys))
+
+
+_TABLES = read_yaml(Path(__file__).with_name("collectors.yaml"))
+#: Part of a record -> the names of its keys, of which the first counts.
+_PARTS = convert(_TABLES["parts"], dict[str, tuple[str, ...]])
+#: Collector, or a kind of its records -> their form.
+RECORD_FORMS = convert(_TABLES["records"], dict[str, RecordForm])
+_EVENT = RECORD_FORMS["event of Kubernetes"]
+#: Columns of Kubernetes' events that stand before the text, as `kubectl get events` prints them.
+_OF_EVENTS = ("type", "reason", "object")
 #: Payloads that are the text themselves where they have no message, or one of training beside it.
 _PAYLOADS = ("jsonPayload", "protoPayload")
 _OF_TRAINING = frozenset(("step", "global_step", "iteration", "loss", "rank"))
-#: Keys that only collectors write.
-_KEYS_OF_COLLECTORS = {
-    "textPayload", *_PAYLOADS, "_source", "logStreamName", "log_stream", "ingestionTime",
-    "__REALTIME_TIMESTAMP", "LogEntry", "LogMessage",
-}  # fmt: skip
-#: Keys beside "log" that state which container wrote it, and those that may stand there alone.
-_ORIGINS = frozenset(("stream", "container_id", "container_name"))
-_BESIDE_A_LINE = frozenset(("log", "attrs", *TIME_KEYS))
-_TIMES_OF_EVENTS = {"lastTimestamp", "firstTimestamp", "eventTime"}
-#: Columns of Kubernetes' events that stand before the text, as `kubectl get events` prints them.
-_OF_EVENTS = ("type", "reason", "object")
 #: Bytes in which the list of a document begins, and those of it that are read.
 _NEAR, _MOST = 4096, 1 << 28
 _LIST, _NEXT = re.compile(r"\[\s*(?=\{)"), re.compile(r"[,\s]*(?=\{)")
@@ -210,7 +205,7 @@ def _places(keys: tuple[str, ...]) -> list[str]:
     """Keys of a record's text, time, writer, program and process; "" for none."""
     return [
         next((key for name in known for key in keys if f".{key}".endswith(f".{name}")), "")
-        for known in _KEYS
+        for known in _PARTS.values()
     ]
 
 
@@ -225,7 +220,7 @@ def _entry(
     record = source if isinstance(source, dict) else record
     flat = dict(_flat(record))
     of_text, of_time, of_writer, of_program, of_process = _places(tuple(flat))
-    text = _event(record) if _is_event(record) else _text(flat.get(of_text))
+    text = _event(record) if _EVENT.fits(record.keys()) else _text(flat.get(of_text))
     for name in _PAYLOADS:
         payload = record.get(name)
         if isinstance(payload, dict) and (not of_text or _OF_TRAINING & payload.keys()):
@@ -252,26 +247,18 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _of_collector(record: Any) -> bool:
-    if not isinstance(record, dict):
-        return False
-    keys, objects = record.keys(), {key for key, value in record.items() if isinstance(value, dict)}
-    return bool(
-        _KEYS_OF_COLLECTORS & keys
-        or "kubernetes" in objects
-        # docker and the runtimes of Kubernetes
-        or ("log" in keys and (_ORIGINS & keys or keys <= _BESIDE_A_LINE))
-        or ("labels" in objects and "line" in keys)
-        or ("stream" in objects and isinstance(record.get("values"), list))
-        or ("attributes" in objects and "message" in record["attributes"])
-        or ("result" in objects and "_raw" in record["result"])
-        or _is_event(record)
-        or ({"@timestamp", "message"} <= keys and objects & {"agent", "host", "ecs"})
-    )
+def keys_of(record: Mapping[str, Any]) -> set[str]:
+    """Keys of a record, and as collectors.yaml writes them those of objects and lists in it."""
+    lists = {f"{key}[]" for key, value in record.items() if isinstance(value, list)}
+    objects = [(key, value) for key, value in record.items() if isinstance(value, dict)]
+    return {*record, *lists, *(f"{key}{{{of}}}" for key, value in objects for of in ("", *value))}
 
 
-def _is_event(record: Mapping[str, Any]) -> bool:
-    return {"reason", "message"} <= record.keys() and bool(_TIMES_OF_EVENTS & record.keys())
+def _of_collector(record: Mapping[str, Any] | None) -> bool:
+    keys = keys_of(record or {})
+    # docker's records of a line may have nothing else
+    alone = {"log"} <= keys and (record or {}).keys() <= {"log", "attrs", *_PARTS["time"]}
+    return alone or any(form.fits(keys) for form in RECORD_FORMS.values())
 
 
 def _event(record: Mapping[str, Any]) -> str:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from enum import IntEnum
+from pathlib import Path
 from typing import Generic, TypeVar
+
+from msgspec import Struct, convert
+
+from rmetric._util.lazy import read_yaml
 
 Item = TypeVar("Item")
 
@@ -15,13 +19,11 @@ TRACEBACK = "Traceback (most recent call last)"
 _CONTROL = dict.fromkeys([*range(9), *range(10, 32), 127])
 #: Characters in which a level is sought.
 _HEAD = 160
-_LEVELS = {
-    "error": "error err fatal critical crit emerg alert panic severe exception",
-    "warning": "warning warn notice",
-    "info": "info information debug trace verbose",
+_TABLES = read_yaml(Path(__file__).with_name("text.yaml"))
+_LEVEL: dict[str, str] = {
+    word: level for level, words in _TABLES["levels"].items() for word in words
 }
-_LEVEL = {word: level for level, words in _LEVELS.items() for word in words.split()}
-_WORDS = "|".join(sorted(_LEVEL, key=len, reverse=True))
+_WORDS = "|".join(sorted(filter(str.islower, _LEVEL), key=len, reverse=True))
 #: How a level is marked, so that it is none of prose: as the value of a key, in capitals beside a
 #: bracket, a colon or a bar, or small between two of them.
 _MARKED = re.compile(
@@ -39,7 +41,6 @@ _LETTER = re.compile(
 _IN_JSON = re.compile(r"\\+n")
 _REST = re.compile(r'(?m)(?<=\w|[.)\]\'])\\*"(?:\}|, ?\\*"\w+\\*":)[^\n]*$')
 _QUOTE = re.compile(r'\\+"')
-_LETTERS = {"I": "info", "W": "warning", "E": "error", "F": "error", "C": "error"}
 
 
 def clean(line: bytes) -> str:
@@ -56,7 +57,7 @@ def level(text: str) -> str:
     if match := _MARKED.search(head):
         return _LEVEL[match[match.lastgroup or 0].lower()]
     letter = _LETTER.search(head)
-    return _LETTERS[letter["letter"]] if letter else ""
+    return _LEVEL[letter["letter"]] if letter else ""
 
 
 def unescaped(text: str) -> str:
@@ -114,141 +115,37 @@ MAX_LINES = 200
 _CUT = "\n ...\n"
 
 
-class Kind(IntEnum):
-    """Kind of a single line; independent of its digits, so that it can be cached."""
+class LineKind(Struct, frozen=True):
+    """A kind of single lines: a row of text.yaml."""
 
-    PLAIN = 0
-    BLANK = 1
-    START = 2  # Traceback (most recent call last):
-    PART = 3  # indented, or a frame, or what frameworks add below an exception
-    EXCEPTION = 4  # ValueError: ...
-    CHAIN = 5  # During handling of the above exception, another exception occurred:
-    LEAD = 6  # Last error:
-    BOX = 7  # a traceback or a table in a frame of lines
-    RULER = 8  # ------
-    DOUBLE = 9  # ======
-    TITLE = 10  # train.py FAILED
-    REPORTED = 11  # Failures: and its like in the report of torchrun
-    IGNORED = 12  # Exception ignored in: of a destructor, the exception stands below
-    FRAME = 13  # File "train.py", line 3, in main: a log may begin in the middle of a traceback
+    begins: tuple[str, ...]
+    examples: tuple[str, ...]
+    opens: str = ""
 
 
-class State(IntEnum):
-    """State of a stream's open entry. Initial state: `PLAIN`."""
-
-    PLAIN = 0
-    TRACE = 1
-    RAISED = 2
-    CHAINED = 3
-    LED = 4
-    BOXED = 5
-    RULED = 6
-    REPORT = 7
-    FRAMED = 8  # the line of code of a frame may follow, even if it is not indented
+KINDS = convert(_TABLES["kinds"], dict[str, LineKind])
+_ANY_KIND = "|".join(f"(?P<{name}>{'|'.join(kind.begins)})" for name, kind in KINDS.items())
+_KIND = re.compile(_ANY_KIND.encode())
+_JOINED: dict[str, dict[str, str]] = _TABLES["joined"]
 
 
-#: State after a line that begins an entry, `PLAIN` where the kind is not listed.
-_BEGUN = {
-    Kind.START: State.TRACE,
-    Kind.FRAME: State.FRAMED,
-    Kind.EXCEPTION: State.RAISED,
-    Kind.CHAIN: State.CHAINED,
-    Kind.IGNORED: State.CHAINED,
-    Kind.LEAD: State.LED,
-    Kind.BOX: State.BOXED,
-    Kind.RULER: State.RULED,
-    Kind.DOUBLE: State.RULED,
-}
-_IN_TRACE = {
-    **dict.fromkeys((Kind.PART, Kind.BOX), State.TRACE),
-    **{kind: _BEGUN[kind] for kind in (Kind.FRAME, Kind.EXCEPTION, Kind.CHAIN, Kind.LEAD)},
-}
-#: State of an open entry -> kinds of lines that belong to it, with the state after them.
-_JOINED: dict[State, dict[Kind, State]] = {
-    State.PLAIN: {},
-    State.TRACE: _IN_TRACE,
-    State.FRAMED: {**_IN_TRACE, Kind.PLAIN: State.TRACE},
-    State.RAISED: {
-        **dict.fromkeys((Kind.PART, Kind.FRAME), State.RAISED),
-        **{kind: _BEGUN[kind] for kind in (Kind.CHAIN, Kind.LEAD, Kind.DOUBLE)},
-    },
-    State.CHAINED: {
-        **dict.fromkeys((Kind.PART, Kind.BOX), State.TRACE),
-        **{kind: _BEGUN[kind] for kind in (Kind.START, Kind.FRAME, Kind.EXCEPTION)},
-    },
-    State.LED: dict.fromkeys((Kind.PLAIN, Kind.PART, Kind.FRAME, Kind.EXCEPTION), State.RAISED),
-    State.BOXED: dict.fromkeys((Kind.BOX, Kind.PART, Kind.FRAME), State.BOXED),
-    State.RULED: {Kind.TITLE: State.REPORT},
-    State.REPORT: {
-        **dict.fromkeys((Kind.PART, Kind.FRAME, Kind.REPORTED, Kind.RULER), State.REPORT),
-        Kind.DOUBLE: State.PLAIN,
-    },
-}
-
-
-def _next(state: State, kind: Kind) -> tuple[bool, State]:
-    if kind is Kind.BLANK:  # belongs to the entry before and changes nothing
+def _next(state: str, kind: str) -> tuple[bool, str]:
+    if kind == "blank":
         return True, state
     if kind in _JOINED[state]:
         return True, _JOINED[state][kind]
-    return kind is Kind.PART, _BEGUN.get(kind, State.PLAIN)
+    return kind == "part", KINDS[kind].opens if kind else ""
 
 
-#: TRANSITIONS[state][kind] = (the line is part of the entry before, the state after it)
-TRANSITIONS = [[_next(state, kind) for kind in Kind] for state in State]
-
-_BOX = tuple(letter.encode() for letter in "│╭╰├┌└┃┏┗╮╯║╔╚")
-#: What lines of a kind begin with; the first that matches counts.
-_BEGINS = {
-    Kind.FRAME: rb"\s*File \"[^\"\n]+\", line [^,\n]{0,9}, in \S",
-    Kind.PART: (
-        # Progress bars, step lines and Kubernetes' events are indented too, and lines of their own.
-        rb"(?:  |\t)(?!\s*(?:\d+%\||\d+/\d+\s|(?i:step|iter|epoch)\w*[ :=\[#/]*\d))"
-        rb"(?!\s*(?:Normal|Warning)\s{2,}[A-Z])"
-        rb"|(?:frame )?#\d+[: ]+\S|\[ ?\d+\] (?:/|0x|\w[\w.]*\()|at (?:[\w$]+\.)+[\w$<>]+\("
-        rb"|[~^]{3,}$|@ +0x|nccl\w+(?:Error|Usage|Argument)\w*:"
-        rb"|\*\*\* (?:Signal|Associated|Failing|End of error)|\*\*\* \[ ?\d+\]"
-        rb"|Exception raised from |(?:Current t|T)hread 0x|Stack \(most recent|Extension modules"
-        rb"|CUDA kernel errors might be asynchronously|For debugging consider passing"
-        rb"|Compile with `TORCH_USE_CUDA_DSA`|Device-side assertion tracking"
-        rb"|To enable traceback see: |(?:NCCL )?WARN(?:ING)? Last error"
-        rb"|This may indicate a possible "
-    ),
-    Kind.DOUBLE: rb"\s*={8,}\s*$",
-    Kind.RULER: rb"\s*(?:-{8,}|\*{8,})\s*$",
-    Kind.IGNORED: rb"Exception ignored (?:in|on|from)\b|Error in atexit\._run_exitfuncs",
-    Kind.EXCEPTION: (
-        rb"(?:[A-Za-z_][\w.]*\.)?_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Fault|Failure"
-        rb"|Failed|Iteration|Expired|Refused|Warning|Abort|OutOfMemory)\w*(?::|\(|$)"
-        rb"|(?:[a-z_]\w*\.)+(?:[A-Z]\w*|error|timeout)(?:: |:?$)"
-        rb"|terminate called |Fatal Python error: |\*\*\* Process received signal"
-    ),
-    Kind.CHAIN: rb"During handling of the above exception|The above exception was the direct cause",
-    Kind.LEAD: (
-        rb"(?:Last error|The above call|Original error was|Details|Caused by|Missing ranks):\s*$"
-    ),
-    Kind.REPORTED: rb"(?:Failures|Root Cause[^:]{0,60}):\s*$|\[\d*\]:\s*$|<NO_OTHER_FAILURES>",
-    Kind.TITLE: rb"\S.{0,200} (?:FAILED|EXITED)\s*$",
-}
-_KIND = re.compile(
-    b"|".join(b"(?P<%s>%s)" % (kind.name.encode(), begin) for kind, begin in _BEGINS.items())
-)
+#: TRANSITIONS[state][kind] = (the line is part of the entry before, the state after it). The state
+#: at first is "", and so is the kind of a plain line.
+TRANSITIONS = {state: {kind: _next(state, kind) for kind in ("", *KINDS)} for state in _JOINED}
 
 
-def kind_of(line: bytes) -> Kind:
-    """Classify a line without its prefix."""
-    text = line.strip()
-    if not text:
-        return Kind.BLANK
-    if b"Traceback (most recent call last)" in text:
-        return Kind.START
-    if text.startswith(_BOX):
-        return Kind.BOX
+def kind_of(line: bytes) -> str:
+    """The kind of a line without its prefix, of `KINDS`; "" for a plain one."""
     found = _KIND.match(line)
-    kind = Kind[found.lastgroup or ""] if found else Kind.PLAIN
-    if text.endswith(b" raised:") and kind not in (Kind.FRAME, Kind.PART):
-        return Kind.CHAIN  # torch's compiler: the exception of the backend stands below
-    return kind
+    return (found.lastgroup or "") if found else ""
 
 
 def shortened(text: str) -> str:
