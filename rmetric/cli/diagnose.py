@@ -28,6 +28,7 @@ from rmetric._util.options import add_jobs, path_in, path_out, refuse_input
 from rmetric._util.strict_json import encode
 from rmetric.cli.progress import reading
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
+from rmetric.diagnosis.report.render import clock, verdict
 from rmetric.diagnosis.result import Diagnosis
 
 #: Raised where what `--json` holds changes its meaning.
@@ -92,8 +93,6 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.buffer.write(document)
     else:
-        from rmetric.diagnosis.report.render import verdict
-
         encoding = sys.stdout.encoding or "utf-8"  # which need not have every character
         print(verdict(diagnosis).encode(encoding, "backslashreplace").decode(encoding))
     try:
@@ -132,8 +131,6 @@ def as_json(diagnosis: Diagnosis) -> bytes:
 
 def _dated(found: Any) -> Any:
     """Each time as seconds since 1970, null without a year, and beside it as the log has it."""
-    from rmetric.diagnosis.report.render import clock
-
     if isinstance(found, (list, tuple)):
         return [_dated(inner) for inner in found]
     if not isinstance(found, dict):

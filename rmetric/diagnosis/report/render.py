@@ -17,10 +17,8 @@ from math import nan
 from typing import Any, NamedTuple
 
 from rmetric._util.printed import counted, printable
-from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, SURE, Diagnosis, Evidence, Suspect
-from rmetric.diagnosis.signature import CHOICES
 
 #: Largest number of lines of a verdict, and of characters of a line.
 MOST_LINES = 15
@@ -48,7 +46,7 @@ _WORD_WIDTH = 24
 #: A file's name, with its folders.
 _PATH = re.compile(r"""(?:[^\s/'"()\[\]=,]*/)+(?=[^\s/]*\w\.\w)""")
 _TRACEBACK = (
-    TRACEBACK,
+    "Traceback (most recent call last)",
     "During handling of the above exception",
     "The above exception was the direct cause",
 )
@@ -267,6 +265,8 @@ def sureness(diagnosis: Diagnosis) -> str:
 
 def owner(diagnosis: Diagnosis) -> str:
     """Who should act, and who that is; "" where nobody should."""
+    from rmetric.diagnosis.signature import CHOICES  # needs the packages of diagnose
+
     return f"{diagnosis.actor}: {CHOICES['actor'][diagnosis.actor]}" if diagnosis.actor else ""
 
 
