@@ -37,10 +37,6 @@ from rmetric.telemetry.xid import TABLE, read_table
 
 #: Roles after which nobody has anything to do.
 QUIET_ROLES = ("success", "harmless")
-#: The driver's own line of an Xid is in the kernel's log; monitors repeat it in words of their own.
-_DRIVER = r"\bXid \((?<gpu>(?:PCI:)?[0-9a-fA-F:.]+)\): "
-_XID_AT = r"(?: (?:error|code|event))?(?:: |[ =:])(?<xid>{n})\b"
-_LINE = "NVRM: Xid (PCI:0000:9b:00): "
 #: Seconds of the processor that one pattern may take on one entry; a sound one takes microseconds.
 PATTERN_SECONDS = 0.05
 #: Text before an exception that a logger, a log service or a launcher's report repeats: a time,
@@ -62,6 +58,8 @@ _TOKEN = regex.compile(
 )
 #: Atoms that may take a digit.
 _TAKES_DIGITS = regex.compile(r"\\[dwS1-9]|[.\d]$|\[(?:\^|.*(?:\d|\\[dwWDS]|[ -/]-[^\]]))")
+#: A number or text of an Xid in xid.yaml.
+_WORD = re.compile(r"%\{(\w+)\}")
 _ROLE_ORDER = {role: place for place, role in enumerate(CHOICES["role"])}
 
 Matches = list[tuple[Signature, dict[str, str]]]
@@ -160,42 +158,14 @@ def wrong(path: Path, name: Any, key: Any, found: str, accepted: str) -> Signatu
     return SignatureError(f"{path}: {name}: {key}: found {found}, accepted is {accepted}")
 
 
-def _of_xid(n: int, given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a signature, of which the table gives those in which Xids differ."""
-    given = dict(given)
-    number, example = _XID_AT.format(n=n), given.pop("example")
-    entry = {
-        "family": "GPU hardware",
-        "role": "cause",
-        "actor": "hardware",
-        "rank": 85,
-        "gates": ["xid"],
-        "source": "NVIDIA, Xid errors (catalogue in the GPU deployment documentation)",
-        **given,
-        "id": f"xid_{n}_{given['id']}",
-        "title": f"{given['title']} (Xid {n})",
-        "patterns": [
-            rf"{_DRIVER}(?<xid>{n})\b",
-            rf"(?i)\bXid(?:CriticalError: Xid)?{number}.{{0,60}}?(?:\bGPU|Device\b|nvidia)",
-            rf"(?i)\b(?:GPU|nvidia)\b.{{0,60}}?\bXid{number}",
-        ],
-        "matches": [
-            f"[Sun Feb 23 16:24:18 2025] {_LINE}{n}, {example}",
-            f"XidCriticalError: Xid={n} on Device=GPU-5096, the device will go unhealthy.",
-            f"health check: GPU 3 reported Xid error {n}",
-        ],
-        "misses": [
-            f"{_LINE}{n + 1}, pid=4711, name=python",
-            f"{_LINE}{n}0, pid={n}, name=python",
-            f"postgres: transaction xid={n} committed",
-            f"GPU 3: {n} processes, 0 Xid errors",
-        ],
-    }
-    if entry["role"] == "cause":  # a later Xid may name it as its own cause
-        entry["patterns"].append(rf"{_DRIVER}\d+\b.{{0,160}}caused by previous Xid (?<xid>{n})\b")
-        entry["matches"].append(
-            f"{_LINE}45, pid=4711, name=python, Ch 00000003 caused by previous Xid {n}"
-        )
+def _of_xid(table: dict[str, Any], n: int, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a signature, by xid.yaml and what is given of an Xid."""
+    words = {"n": n, "next": n + 1, "example": given["example"]}
+    entry = table["fields"] | {key: value for key, value in given.items() if key != "example"}
+    entry |= {"id": f"xid_{n}_{given['id']}", "title": f"{given['title']} (Xid {n})"}
+    for key, texts in table["every"].items():
+        more = table["cause"].get(key, []) if entry["role"] == "cause" else []
+        entry[key] = [_WORD.sub(lambda found: str(words[found[1]]), text) for text in texts + more]
     return entry
 
 
@@ -336,7 +306,8 @@ def _bare(text: str) -> str:
 def _shipped() -> Iterator[tuple[Signature, Path]]:
     for path in sorted(Path(__file__).with_name("signatures").glob("*.yaml")):
         yield from ((fault, path) for fault in read(path))
+    table = read_yaml(Path(__file__).with_name("xid.yaml"))
     for entry in read_table():
         if "signature" in entry:
-            fields = _of_xid(entry["number"], entry["signature"])
+            fields = _of_xid(table, entry["number"], entry["signature"])
             yield signature_of(TABLE, fields["id"], fields), TABLE
