@@ -171,7 +171,8 @@ def compare(path: Path, library: SignatureLibrary) -> dict[str, float]:
 def with_masks() -> TemplateMiner:
     config = TemplateMinerConfig()
     config.masking_instructions = [
-        MaskingInstruction(_with_digits(pattern), name) for name, pattern in MASKS.items()
+        MaskingInstruction(_with_digits("|".join(mask["patterns"])), name)
+        for name, mask in MASKS.items()
     ]
     return TemplateMiner(config=config)
 
@@ -183,7 +184,7 @@ def _all(add: Callable[[str], object], lines: list[str]) -> None:
 
 def _with_digits(pattern: str) -> str:
     """The masks of rmetric get "0" for every number; drain3's get the original line."""
-    return "(?x)" + pattern.replace("[0", "[0-9").replace("0", r"\d+").replace(r"[\d+-9", "[0-9")
+    return pattern.replace("[0", "[0-9").replace("0", r"\d+").replace(r"[\d+-9", "[0-9")
 
 
 def seconds(action: Callable[[], object]) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rmetric._util.durable import PACKED, PACKED_SUFFIXES, refuse_special, unpacked
 from rmetric._util.errors import LogError
+from rmetric._util.lazy import read_yaml
 from rmetric.diagnosis.patterns.recorder import Dump, is_dump, read_dump
 from rmetric.diagnosis.patterns.stacks import Stack, holds_stacks, is_stack_dump, read_stacks
 from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural
@@ -26,23 +27,13 @@ from rmetric.diagnosis.reading.source import LogSource, unwrapped, utf16
 _SNIFFED, _SNIFFED_BESIDE = 1 << 16, 4096
 #: Bytes that are read of stacks.
 _MOST_BESIDE = 1 << 26
-_TABLES = "settings and tables"
-#: Suffixes of other files in a folder of logs: read only where they are named.
-_OTHER_FILES = {
-    "weights, data and archives": "bin ckpt distcp idx index model npy npz onnx parquet pickle pkl "
-    "pt pth safetensors arrow h5 hdf5 tfrecord tar tgz zip 7z whl so db sqlite",
-    "pictures and documents": "gif html ico ipynb jpeg jpg pdf png svg webp",
-    _TABLES: "cfg conf csv ini json lock toml tsv xml yaml yml",
-    "programs": "bash c cc cpp cu css cuh f90 go h hpp java jl js lua py pyc pyi rs sbatch sh "
-    "slurm sub ts",
-    "documentation": "md rst tex license",
+#: Files that are no logs, by their names.
+_OTHER = read_yaml(Path(__file__).with_name("input_files.yaml"))
+_KINDS: dict[str, str] = {
+    suffix: kind for kind, suffixes in _OTHER["suffixes"].items() for suffix in suffixes
 }
-_SUFFIXES = {f".{suffix}": kind for kind, words in _OTHER_FILES.items() for suffix in words.split()}
-#: Those of them that may hold a log or stacks all the same, by their content.
-_MAY_BE_LOGS = (".json", ".pkl", ".pickle", ".csv", ".tsv", ".yaml", ".yml")
-_NAMES = re.compile(
-    r"(?i)(?:requirements.*|merges|vocab|license|readme|notice|authors|makefile|dockerfile)(?:\.txt)?"
-)
+_TABLES = _KINDS["csv"]
+_NAMES = re.compile(_OTHER["names"])
 _MAGIC = (b"\x89PNG", b"PK\x03\x04", b"\x7fELF", b"\x80\x02", b"\x80\x04", b"BZh", b"\xfd7zXZ")
 _CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x07\x1b")) + b"\x7f"
 #: How a job ended, in the description that a managed service or a cluster gives of it.
@@ -71,7 +62,7 @@ class LogFiles:
     def add(self, path: Path, name: str) -> None:
         """A file of a folder."""
         kind = other_by_name(path)
-        if not kind or path.suffix in _MAY_BE_LOGS:
+        if not kind or path.suffix[1:] in _OTHER["may be logs"]:
             try:
                 kind = self._add(*_opened(path, name), kind)
             except LogError as error:
@@ -212,7 +203,7 @@ def other_by_name(path: Path) -> str:
     name = path.stem if path.suffix in PACKED_SUFFIXES else path.name
     if _NAMES.fullmatch(name):
         return "documentation"
-    return _SUFFIXES.get(Path(name).suffix.lower(), "")
+    return _KINDS.get(Path(name).suffix[1:].lower(), "")
 
 
 def other_by_content(head: bytes) -> str:

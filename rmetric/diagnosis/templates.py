@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from drain3.drain import Drain, LogCluster
 
+from rmetric._util.lazy import read_yaml
 from rmetric.diagnosis.facts.statements import Statement, may_state
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.stages import possible_rules, stated_stage
@@ -21,29 +23,11 @@ from rmetric.diagnosis.reading.text import clean, kind_of, level, runs_of
 #: Characters of a line that make its template.
 MAX_TEMPLATE = 400
 
-_MON = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
-_DAY = "(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*"
-#: Name -> pattern, on text with "0" for each number; the first that matches at a place counts.
-MASKS = {
-    "TIME": (
-        rf"(?i:\b(?:{_DAY},?\ )?(?:0\ {_MON}|{_MON}\ +0)(?:,?\ 0)??\ 0:0:0(?:[.,]0)?(?:\ 0\b)?)"
-        r"|\b0[-/]0[-/]0(?:[-T\ :]+0:0(?::0)?(?:[.,]0)*(?:Z\b|\ ?[-+]0(?::?0)?\b)?)?"
-        r"|\b0:0:0(?:[.,]0)?\b(?![:.\w])"
-    ),
-    "URL": r"\b[a-z][a-z0+.-]*://[^\s'\"<>,;)\]]+",
-    "PATH": r"(?<![\w.<])(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@%+=~:-]*[\w@%+=~-]){2,}[/\\]?",
-    "IP": r"\b0\.0\.0\.0\b(?::0\b)?",
-    "ADDRESS": r"\b0x[0a-fA-F]+\b|(?<![\w.])(?:[0a-fA-F]*:){2,}[0a-fA-F]+(?:\.0)?\b",
-    "HASH": (
-        r"\b[0a-f]+-(?:[0a-f]+-){2,}[0a-f]+\b"
-        r"|\b(?=\w*0)(?!0[eE]0\b)(?:(?:0?[a-f]){3,}0?|0[a-f]+0[0a-f]*|(?:0?[A-F]){4,}0?)\b"
-    ),
-    "SHAPE": r"torch\.Size\(\[[0,\s]*\]\)|[\[(]0(?:,\ *0)*,?[\])](?:,\ *[\[(]0(?:,\ *0)*,?[\])])*",
-    "BAR": r"[▏▎▍▌▋▊▉█]+[▏▎▍▌▋▊▉█\s]*|[#=*.>-]{6,}",
-    "RANK": r"(?i:(?<=rank)|(?<=rank[\ =:_\[#])|(?<=rank:\ )|(?<=rank\ =\ ))0\b",
-    "N": r"(?:(?<![\w.)\]])[-+])?0(?:[.,]0)*(?:\.(?!\w))?(?:[eE][-+]?0)?",
-}  # fmt: skip
-_MASK = re.compile("|".join(f"(?P<{name}>{mask})" for name, mask in MASKS.items()), re.X)
+#: Name -> patterns and an example; on text with "0" for each number the first that matches counts.
+MASKS: dict[str, dict[str, list[str]]] = read_yaml(Path(__file__).with_name("templates.yaml"))
+_MASK = re.compile(
+    "|".join(f"(?P<{name}>{'|'.join(mask['patterns'])})" for name, mask in MASKS.items())
+)
 _DIGIT_BYTES = re.compile(rb"[0-9]+")
 _POINTERS = re.compile(rb"\b0x[0a-fA-F]+\b")
 _TIME_FIRST = re.compile(r"^(?:[\[(]?<TIME>[\])]?[\s,:|-]*)+(?=\S)")
