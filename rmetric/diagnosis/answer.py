@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rmetric._util.lazy import read_yaml
 from rmetric._util.printed import counted
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence import Row, Scene
@@ -59,22 +61,9 @@ MAX_SECONDS_WITHOUT_STEP = 120.0
 MAX_PAUSES_WITHOUT_STEP = 5.0
 #: Seconds by which the clocks of a scheduler and of a program may differ.
 MAX_CLOCK_SECONDS = 300.0
-NO_FAILURE_FOUND = (
-    "training steps were logged and no failure was found; no line states the planned end"
-)
-#: Text logs are read here, not the numbers in them.
-LOSSES_HINT = "Losses are not evaluated here; use rmetric replay."
-#: Where a log stops short, as that of a process that is killed does.
-JOB_ENDED_HINT = (
-    "If the job has ended, check the scheduler's record and the node's kernel log (OOM kill)."
-)
+_WORDS = read_yaml(Path(__file__).with_name("library") / "answers.yaml")
 #: Feature -> the reason that it gives for an answer.
-BECAUSE = {
-    "confidence": "the line states it plainly",
-    "consequence": "it follows from no other fault",
-    "planned end": "the planned end is stated",
-    "faults": "few faults were found",
-}
+BECAUSE: dict[str, str] = _WORDS["because"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,34 +190,28 @@ class Weighed:
 
     def _no_failure(self) -> Diagnosis:
         """No fault stands out: the job went well, or its logs do not state how."""
-        job, odd = self.job, self.unusual.events
-        kind, title, to_do = "no failure", "No failure found", tuple[str, ...]()
+        job, odd, short = self.job, self.unusual.events, ""
         apart = {place.stream for place, _ in self.unusual.numbers}
         nodes = named([suspect for suspect in self.ranked if suspect.name in apart])
         if job.succeeded is not None and not self.scene.alone:
-            kind, why = "planned end", f"planned end stated: {job.succeeded.text}"
+            case = "planned end"
         elif self.scene.known.lacks_its_end(job):
-            kind, nodes = "unknown", named(self.ranked)
-            end = "the log ends without a fault and without the usual end"
-            end = "no known fault, but unusual events at the end" if odd else end
-            title = f"Outcome unknown: {end}"
-            why = "successful jobs of these settings state their end; this one does not"
-        elif job.trained and (short := early_stop(self.scene)):
-            kind, title = "log stops", f"No failure found{short}"
-            why = "no failure found; the job may still run or was killed, or the log is cut"
-            to_do = (JOB_ENDED_HINT, LOSSES_HINT)
+            case, nodes = "unusual end" if odd else "no usual end", named(self.ranked)
         elif job.trained:
-            why, to_do = NO_FAILURE_FOUND, (LOSSES_HINT,)
+            case = "stops short" if (short := early_stop(self.scene)) else "steps"
         elif any(event.count > 1 and LOSS.search(event.template) for event in job.events):
-            kind, why, to_do = "log stops", NO_FAILURE_FOUND, (LOSSES_HINT,)
+            case = "losses without steps"
         else:
-            kind, nodes = "unknown", ()
-            title = "Outcome unknown: these logs show no training, no end and no known fault"
-            why = "no line was recognised"
-        outcome = "unknown" if kind == "unknown" else "healthy"
-        events = self._of_odd(odd if outcome == "unknown" else self.unusual.numbers)
+            case, nodes = "nothing known", ()
+        words = _WORDS["no fault"][case]
         return self._result(
-            kind, outcome=outcome, title=title, why=why, to_do=to_do, events=events, nodes=nodes
+            words["basis"],
+            outcome=words["outcome"],
+            title=words["title"].format(short=short),
+            why=words["why"].format(end=job.succeeded and job.succeeded.text),
+            to_do=tuple(words["to_do"]),
+            events=self._of_odd(odd if words["outcome"] == "unknown" else self.unusual.numbers),
+            nodes=nodes,
         )
 
     # -- its parts

@@ -161,13 +161,12 @@ def wrong(path: Path, name: Any, key: Any, found: str, accepted: str) -> Signatu
 def _of_xid(table: dict[str, Any], n: int, given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a signature, by xid.yaml and what is given of an Xid."""
     words = {"n": n, "next": n + 1, "example": given["example"]}
-    entry: dict[str, Any] = table["fields"] | {
-        key: value for key, value in given.items() if key != "example"
-    }
+    entry = {**table["fields"], **given}
     entry |= {"id": f"xid_{n}_{given['id']}", "title": f"{given['title']} (Xid {n})"}
     for key, texts in table["every"].items():
         more = table["cause"].get(key, []) if entry["role"] == "cause" else []
         entry[key] = [_WORD.sub(lambda found: str(words[found[1]]), text) for text in texts + more]
+    del entry["example"]
     return entry
 
 
