@@ -6,8 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import yaml
 from msgspec import Meta, Struct, convert
+
+from rmetric.diagnosis.reading import read_yaml
 
 #: Relation of a matched entry to the failure.
 ROLES = {
@@ -164,5 +165,5 @@ class InferredCause(Struct, frozen=True):
 @cache
 def inferred_causes() -> dict[str, InferredCause]:
     """All of them by id."""
-    text = Path(__file__).with_name("library").joinpath("inferred.yaml").read_text("utf-8")
-    return {cause.id: cause for cause in convert(yaml.safe_load(text), list[InferredCause])}
+    entries = read_yaml(Path(__file__).with_name("library") / "inferred.yaml")
+    return {cause.id: cause for cause in convert(entries, list[InferredCause])}

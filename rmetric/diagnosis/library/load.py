@@ -30,14 +30,13 @@ import regex
 import yaml
 
 from rmetric._util.strict_json import refused, shown
+from rmetric.diagnosis.reading import read_yaml
 from rmetric.diagnosis.reading.text import WordIndex
 from rmetric.diagnosis.signature import CHOICES, ROLES, Signature
 from rmetric.telemetry.xid import TABLE, read_table
 
 #: Roles after which nobody has anything to do.
 QUIET_ROLES = ("success", "harmless")
-#: The fast loader of YAML, where the package has it.
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: The driver's own line of an Xid is in the kernel's log; monitors repeat it in words of their own.
 _DRIVER = r"\bXid \((?<gpu>(?:PCI:)?[0-9a-fA-F:.]+)\): "
 _XID_AT = r"(?: (?:error|code|event))?(?:: |[ =:])(?<xid>{n})\b"
@@ -89,7 +88,7 @@ def read(path: Path) -> Iterator[Signature]:
     Raises SignatureError: not YAML, not a list, an unknown, missing or mistyped field.
     """
     try:
-        entries = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+        entries = read_yaml(path)
     # A date that is none or a number of thousands of digits is a plain ValueError.
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SignatureError(f"{path}: cannot be read as YAML: {error}") from None
@@ -120,8 +119,7 @@ def signature_of(path: Path, name: Any, entry: Any) -> Signature:
 @cache
 def families() -> dict[str, dict[str, Any]]:
     """Family -> `traits` and `stage` of its signatures."""
-    text = Path(__file__).with_name("families.yaml").read_text(encoding="utf-8")
-    return dict(yaml.load(text, LOADER))
+    return dict(read_yaml(Path(__file__).with_name("families.yaml")))
 
 
 def traits_of(family: str) -> tuple[str, ...]:

@@ -11,9 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
-from rmetric.diagnosis.library.load import LOADER
+from rmetric.diagnosis.reading import read_yaml
 from rmetric.diagnosis.reading.steps import match_step
 from rmetric.diagnosis.reading.text import WordIndex
 
@@ -28,9 +26,8 @@ class StageRule(NamedTuple):
     example: str
 
 
-_TABLE = Path(__file__).with_name("stages.yaml").read_text(encoding="utf-8")
 #: The first that matches counts.
-RULES = [StageRule(**entry) for entry in yaml.load(_TABLE, LOADER)]
+RULES = [StageRule(**row) for row in read_yaml(Path(__file__).with_name("stages.yaml"))]
 _PATTERNS = [re.compile("|".join(rule.patterns)) for rule in RULES]
 _RULE_GATES = WordIndex((gate.encode(), at) for at, rule in enumerate(RULES) for gate in rule.gates)
 _MLPERF_MARK = ":::ml"  # :::MLLOG and :::MLL
