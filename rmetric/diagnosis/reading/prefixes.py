@@ -1,4 +1,7 @@
-"""Prefixes by which launchers and libraries identify the writer of a line, as a file uses them."""
+"""Prefixes by which launchers and libraries identify the writer of a line, as a file uses them.
+
+line_heads.yaml has their forms.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from typing import Any
 from rmetric.diagnosis.reading import head_patterns, line_heads
 from rmetric.diagnosis.reading.timestamps import TIME_HEAD, WHOLE_HEAD, parse, unnamed
 
-_PARTS = SimpleNamespace(**line_heads()["fragments"])
+#: The fragments of line_heads.yaml.
+_FRAGMENTS = SimpleNamespace(**line_heads()["fragments"])
 #: Form, as `Prefix.kinds` has it -> pattern: prefixes that are cut from the line, in the order in
 #: which they are tried; that count only where the file's lines agree; that are left in the line.
 CUT, COUNTED, STATED = head_patterns("cut"), head_patterns("counted"), head_patterns("stated")
@@ -29,12 +33,12 @@ def pattern_of(counted: frozenset[str], behind: frozenset[str] | None = None) ->
     """
     cut, some = _chain(counted)
     if behind is not None:
-        timed = f"(?:{_PARTS.COLLECTED})?({_chain(behind)[0]})"
+        timed = f"(?:{_FRAGMENTS.COLLECTED})?({_chain(behind)[0]})"
     else:
-        stamped = f"{_PARTS.TIMESTAMP}:? (?:{_PARTS.STREAM}|(?={some}))"
-        timed = f"(?:{_PARTS.SYSLOG}|{stamped}({cut}))?"
+        stamped = f"{_FRAGMENTS.TIMESTAMP}:? (?:{_FRAGMENTS.STREAM}|(?={some}))"
+        timed = f"(?:{_FRAGMENTS.SYSLOG}|{stamped}({cut}))?"
     stated = "|".join(map(unnamed, STATED.values()))
-    return re.compile(f"({cut}){timed}(?:(?={_PARTS.HEADER}({stated})))?".encode())
+    return re.compile(f"({cut}){timed}(?:(?={_FRAGMENTS.HEADER}({stated})))?".encode())
 
 
 def _chain(counted: Collection[str]) -> tuple[str, str]:
@@ -59,12 +63,12 @@ _COMPILED = {
 _ANY_COUNTED = re.compile("|".join(map(unnamed, COUNTED.values())).encode())
 #: Share of a file's lines before which a collector of logs puts its own head.
 COLLECTS = 0.9
-_COLLECTED = re.compile(_PARTS.COLLECTED.encode())
-_ZONED, _TRACED = re.compile(_PARTS.ZONED.encode()), re.compile(_PARTS.TRACED.encode())
+_COLLECTED = re.compile(_FRAGMENTS.COLLECTED.encode())
+_ZONED, _TRACED = re.compile(_FRAGMENTS.ZONED.encode()), re.compile(_FRAGMENTS.TRACED.encode())
 _TEED = re.compile(rb"\[rank(\d+)\]:\[rank(\d+)\]:")
 _LAUNCHES = re.compile(rb"--?nproc[_-]per[_-]node[= ]['\"]?(?:[2-9]|\d\d|gpu|auto)")
 #: Numbered words of prose and of training, which are no hosts.
-_NO_HOST = re.compile(f"(?i){_PARTS.NUMBERED_WORD}|{_PARTS.NUMBERED_GPU}$".encode())
+_NO_HOST = re.compile(f"(?i){_FRAGMENTS.NUMBERED_WORD}|{_FRAGMENTS.NUMBERED_GPU}$".encode())
 #: The number of a GPU, or of a host that is called so.
 _OF_DEVICE = re.compile(rb"(?i)gpu(\d{1,2})")
 _CODES = (b".py", b".cc", b".cpp", b".c")
@@ -272,5 +276,5 @@ def _are_pods(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool
 
 
 _AGREEING = {"ranks": _are_ranks, "hosts": _are_hosts, "pods": _are_pods}
-#: Counted form -> whether what it states in a file's lines is what its row says.
+#: Counted form -> the test whether a file's lines state by it what its row says.
 _AGREE = {row["name"]: _AGREEING[row["counts_as"]] for row in line_heads()["counted"]}

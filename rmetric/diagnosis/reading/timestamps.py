@@ -1,4 +1,4 @@
-"""Parse the timestamp of a line, in the forms of line_heads.yaml, which programs write."""
+"""Parse the timestamp of a line; line_heads.yaml has the forms in which programs write it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIME_HEAD, WHOLE_HEAD = 200, 240
 _NO_YEAR = 1972
 NO_YEAR = tuple(float(timegm((year, 1, 1, 0, 0, 0))) for year in (_NO_YEAR, _NO_YEAR + 1))
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
-#: Units of the times that are whole numbers.
+#: Part of a time that is a whole number -> how many of its units are a second.
 UNITS = {"milliseconds": 1e3, "microseconds": 1e6}
 #: Text before the time of a line. After any other words a time is not the line's own.
 _BEFORE = re.compile(
