@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.layout import IdentityGraph, JobTopology
-from rmetric.diagnosis.facts.statements import expanded, may_state
+from rmetric.diagnosis.facts.statements import STATEMENTS, expanded, identities, may_state
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading.file_names import identify_files
@@ -57,9 +57,30 @@ def test_two_sizes_are_noted():
     assert world("WORLD_SIZE=8").notes() == []
 
 
+EXAMPLES = [(row, *example) for row in STATEMENTS for example in row.examples.items()]
 SIZES = {line: size for size, line in TABLES["sizes"]}
-NODES = {line: nodes.split() for nodes, line in TABLES["nodes"]}
+SIZES |= {line: states["size"] for _, line, states in EXAMPLES if "size" in states}
+NODES = {line: states["hosts"] for _, line, states in EXAMPLES if "hosts" in states}
 ON = {line: (rank, node) for rank, node, line in TABLES["places"]}
+ON |= {
+    line: (states["rank"], states["node"]) for _, line, states in EXAMPLES
+    if {"rank", "node"} <= {*states}
+}  # fmt: skip
+OWN_RANKS = {line: {rank} - {None} for rank, line in TABLES["own_ranks"]}
+OWN_RANKS |= {
+    line: {states["rank"]} for row, line, states in EXAMPLES if ("stream", "rank") in row.ties
+}
+
+
+@pytest.mark.parametrize(("row", "line", "states"), EXAMPLES, ids=[line for _, line, _ in EXAMPLES])
+def test_an_example_passes_the_gates_of_its_row_and_states_this(row, line, states):
+    found = identities(row.pattern.search(line)).items()
+    found = {name: value for name, value in found if value is not None}
+    if "hosts" in found:
+        found["hosts"] = list(found["hosts"])
+    assert found == states
+    bare = re.sub("[0-9]", "", line)
+    assert row in may_state(bare, bare.lower().encode())
 
 
 def test_the_number_of_ranks_and_the_node_of_a_rank():
@@ -135,8 +156,7 @@ def stated(what: str, *lines: str) -> set[int]:
 
 
 def test_what_tells_the_own_rank_and_the_number_of_the_node():
-    for rank, line in TABLES["own_ranks"]:
-        assert stated("rank", line) == ({rank} - {None}), line
+    assert {line: stated("rank", line) for line in OWN_RANKS} == OWN_RANKS
     lines = ("group_rank=2", "--node_rank 2", "  global_ranks=[16, 17, 18, 19]")
     assert (stated("rank", *lines), stated("number", *lines)) == (set(), {2})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -21,7 +20,6 @@ from rmetric.diagnosis.library.stages import (
 )
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import identify_files
-from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.steps import match_step, may_state_step
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.reading.timestamps import parse
@@ -168,17 +166,3 @@ def test_the_stage_of_a_chain_is_that_of_its_first_exception():
     chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
     assert stage_of(f"{first}X: y\n{chain}{then}Z: w") == "train"
     assert stage_of(FRAME.format("a.py", "main") + f"X: y\n{chain}{then}Z: w") == "tear-down"
-
-
-# ranks, jobs and reports that a scheduler's lines state
-
-
-def test_ranks_of_loggers_that_write_json_or_keys_and_values():
-    record = {"time": 1.25, "level": "info", "rank": 12, "node": "gpu-07", "message": "a"}
-    parser = PrefixParser.learn([json.dumps(record).encode()] * 9)
-    found = parser.split(json.dumps(record).encode())[0]
-    assert (found.rank, found.node) == (12, "gpu-07")
-    for other in ({"message": 'lost "rank": 3'}, {"local_rank": 3}, {"peer": {"rank": 3}}):
-        assert parser.split(json.dumps(other).encode())[0].rank is None
-    assert parser.split(b"lvl=info rank=31 state=sync")[0].rank == 31
-    assert parser.split(b"step 7: waits for rank=31 state=sync")[0].rank is None

@@ -1,122 +1,27 @@
-"""Prefixes by which launchers and libraries identify the writer of a line, as a file uses them."""
+"""Prefixes by which launchers and libraries identify the writer of a line, as a file uses them.
+
+line_heads.yaml has their forms.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import filterfalse, islice
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
-from rmetric.diagnosis.reading.timestamps import TIME_HEAD, WHOLE_HEAD, parse
+from rmetric.diagnosis.reading import head_patterns, line_heads
+from rmetric.diagnosis.reading.timestamps import TIME_HEAD, WHOLE_HEAD, parse, unnamed
 
-_HOST = r"[A-Za-z\d][\w.-]*"
-#: A host by its name alone: with a digit in it.
-_NAME = r"(?:[A-Za-z][\w.-]*\d[\w.-]*|\d+(?:\.\d+){3})"
-#: The space behind a prefix that some put there: tracebacks are indented by twos, but for carets.
-_SPACE = r"(?: (?=(?:  )*(?:[^ ~^]|$)))?"
-_TIME = (
-    r"[\[(]?(?:\d{4}[-/]\d\d[-/]\d\d[T _-]\d\d:\d\d:\d\d(?:[.,]\d+)*(?:Z|[+-]\d\d:?\d\d)?"
-    r"|1\d{9}\.\d+)[\])]?"
-)
-#: One label of Loki's but the pod.
-_LABEL = r"(?!pod=)\w+=\"[^\"\n]{0,200}\""
-#: A line of syslog or the journal, up to the node's name, and what follows it.
-_SYSLOG = r"(?:<\d+>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|" + _TIME + r") "
-_PROGRAM = r"(?:kernel|systemd|slurmd|[\w./()-]+\[\d+\]): "
-#: Daemons, whose names remain in the line.
-_DAEMON = r"(?:kernel|systemd|slurm|nv|kube|containerd|docker)"
-#: A time that a collector puts before a line, in a column of its own.
-_STAMP = (
-    _TIME + r":?(?:$| (?:std(?:out|err) [FP] )?"
-    r"(?: +(?=[\[(]?(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b))?)"
-)
-#: The head of a line of syslog or the journal, whose one group is the node.
-_JOURNAL = rf"{_SYSLOG}({_HOST}) (?={_PROGRAM})(?:(?!{_DAEMON}){_PROGRAM})?"
-#: The head that a collector puts before every line: its time, in the collectors' form, and before
-#: the lines of a traceback, where no program has put it.
-COLLECTED = re.compile(f"{_JOURNAL}|{_STAMP}".encode())
-ZONED = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d):?(?: |$)")
-TRACED = re.compile(rf"(?:{_JOURNAL}|{_STAMP})(?:\S{{1,60}} ?)?  File \"".encode())
-
-#: Prefixes that are cut from the line, by the key in `Prefix.kinds`, in the order in which they are
-#: tried. A pattern is the whole prefix with the space behind it; its groups are fields of `Prefix`.
-CUT = {
-    # 3: of srun --label, which the rank behind it leaves no doubt about
-    "labelled": r" *(?P<task>\d{1,5}): (?=\[rank\d+\]: ?)",
-    # [rank3]: of PyTorch's excepthook and logs, and of torchrun --tee where the role is "rank"
-    "torch": r"\[rank(?P<rank>\d+)\]:(?: (?! File \"))?",
-    # [default3]: of torchrun: the role's name and the rank within the node
-    "torchrun": r"\[(?:default|trainer|worker)_?(?P<local_rank>\d+)\]:" + _SPACE,
-    # [1,3]<stderr>: of Open MPI: the job and the rank
-    "mpirun": (
-        r"\[(?:[\w.@-]+[@,])?(?P<rank>\d+)\](?:\[[^\]]*\])?<std(?:out|err|diag)>:?" + _SPACE
-    ),
-    # [1,mpirank:3,algo-1]<stderr>: of SageMaker
-    "sagemaker": r"\[\d+,mpirank:(?P<rank>\d+),(?P<node>[\w-]+)\]<std(?:out|err|diag)>:?" + _SPACE,
-    # {app="train", pod="trainer-3"} of Loki
-    "loki": rf"\{{(?:{_LABEL}, ?)*pod=\"(?P<node>[\w.-]+)\"(?:, ?{_LABEL})*\}} ",
-    # (RayTrainWorker pid=1234, ip=10.0.0.2)
-    "ray": (
-        r"\([^()\n]{0,60}(?:\([^()\n]*\))?[^()\n]{0,20}?\bpid=(?P<pid>\d+)"
-        r"(?:, ip=(?P<node>[\da-fA-F.:]+))?\) ?"
-    ),
-    # [pod/job-worker-3/pytorch] of kubectl logs --prefix
-    "kubectl": r"\[?pod/(?P<node>[\w.-]+)(?:/[\w.-]+)?\]? ",
-    # gpu041:22011:22055 [0] NCCL INFO: host, process, thread, device
-    "nccl": (
-        rf"(?P<node>{_HOST}):(?P<pid>\d+):\d+ \[(?:-\d+|(?P<device>\d+))\] "
-        rf"(?=NCCL\b|\S+:\d+ NCCL\b|{_TIME}|[\w/]+\.(?:cc|cu|h):)"
-    ),
-    # [node-07:2566745:0] of UCX: host, process, thread
-    "ucx": rf"\[(?P<node>{_HOST}):(?P<pid>\d+):\d+(?::\d+)?\] +",
-    # [node-07:12345] *** of Open MPI's own messages: host, process
-    "open_mpi": rf"\[(?P<node>{_HOST}):(?P<pid>\d+)\] (?=\*\*\*|PMIX|PRTE|ORTE|mca_)",
-    # worker.log-11454- of grep over several files
-    "grep": r"[\w./@+-]+\.(?:log|txt|out|err)[-:]\d+[-:]",
-}
-#: Prefixes that prose may look like: they count only where the file's lines agree (`_counted`).
-COUNTED = {
-    # [node-07:5]
-    "node_rank": rf"\[(?P<node>{_HOST}):(?P<local_rank>\d{{1,4}})\]:? ",
-    # node-07: of pdsh, worker-1 | of compose
-    "host": rf"(?P<node>{_NAME})(?:: ?| +\| ?)",
-    # trainer-worker-3 pytorch of stern: pod and container
-    "stern": r"(?P<node>[a-z][a-z\d]*(?:-[a-z\d]+)+) (?:[a-z][a-z\d]*(?:-[a-z\d]+)*) ",
-    # x1002c3s1b0n0 6: of Cray's PALS, mpiexec --label
-    "pals": rf"(?P<node>{_NAME}) (?P<rank>\d{{1,5}}): ?(?!\d\d:\d\d)",
-    # 3: of srun --label
-    "srun": r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)",
-    # [3]: and [3] of launchers and programs
-    "bracket": r"\[(?P<rank>\d{1,5})\](?::? )",
-    "word": r"[Rr]ank[ _]?(?P<rank>\d{1,5})(?::| \|) ?",
-}
-
-#: Prefixes that are left in the line, as they stand behind its time and level.
-STATED = {
-    # [Rank 3], [rank: 3], [PG ID 0 PG GUID 0 Rank 3]
-    "stated": r"\[(?:PG [^\[\]]{0,80})?(?i:rank)[ :_=]{0,2}(?P<rank>\d+)\]",
-    # {"time": 1.2, "rank": 3, "host": "node-07", ...} of loggers that write JSON
-    "json": (
-        r"\"(?:global_)?rank\": ?(?P<rank>\d{1,6})(?!\d)"
-        rf"(?:, ?\"(?:host|hostname|node|nodename)\": ?\"(?P<node>{_HOST})\")?"
-    ),
-    # step=3 rank=5 of loggers that write keys and values
-    "logfmt": r"rank=(?P<rank>\d{1,6})(?= \w+=|\Z)",
-    # HCCL(69395,python3): of Ascend
-    "ascend": r"[A-Z][A-Z_]+\((?P<pid>\d+),[\w,.-]*\):",
-}
-#: Brackets, a time and a level before `STATED`.
-HEADER = (
-    rf"(?:\[[^\[\]\n]{{0,80}}\][ -]*|{_TIME}[ :,|-]*"
-    r"|(?:INFO|WARN|WARNING|ERROR|DEBUG|CRITICAL|FATAL)[ :|-]+){0,4}"
-    # The keys of JSON before that of the rank; a logger's message is not among them.
-    r"(?:\{ ?(?:\"(?!msg|message|text|log)\w+\": ?(?:\"[^\"\\\n]{0,80}\"|[\d.]+), ?){0,6}"
-    r"(?=\"(?:global_)?rank\"))?"
-    r"(?:(?:(?!msg|message)\w+=[^\s\"=]{1,60} ){1,6}(?=rank=\d))?"
-)
+#: The fragments of line_heads.yaml.
+_FRAGMENTS = SimpleNamespace(**line_heads()["fragments"])
+#: Form, as `Prefix.kinds` has it -> pattern: prefixes that are cut from the line, in the order in
+#: which they are tried; that count only where the file's lines agree; that are left in the line.
+CUT, COUNTED, STATED = head_patterns("cut"), head_patterns("counted"), head_patterns("stated")
 
 
 @cache
@@ -128,27 +33,21 @@ def pattern_of(counted: frozenset[str], behind: frozenset[str] | None = None) ->
     """
     cut, some = _chain(counted)
     if behind is not None:
-        timed = f"(?:{_JOURNAL}|{_STAMP})?({_chain(behind)[0]})"
+        timed = f"(?:{_FRAGMENTS.COLLECTED})?({_chain(behind)[0]})"
     else:
-        timed = (
-            rf"(?:{_SYSLOG}({_HOST}) (?={_PROGRAM})"
-            rf"|{_TIME}:? (?:std(?:out|err) [FP] |(?={some}))({cut}))?"
-        )
-    stated = "|".join(map(_bare, STATED.values()))
-    return re.compile(f"({cut}){timed}(?:(?={HEADER}({stated})))?".encode())
+        stamped = f"{_FRAGMENTS.TIMESTAMP}:? (?:{_FRAGMENTS.STREAM}|(?={some}))"
+        timed = f"(?:{_FRAGMENTS.SYSLOG}|{stamped}({cut}))?"
+    stated = "|".join(map(unnamed, STATED.values()))
+    return re.compile(f"({cut}){timed}(?:(?={_FRAGMENTS.HEADER}({stated})))?".encode())
 
 
 def _chain(counted: Collection[str]) -> tuple[str, str]:
     """Any number of prefixes, and any one of them."""
-    plain = [*map(_bare, CUT.values())]
-    used = [_bare(pattern) for name, pattern in COUNTED.items() if name in counted]
+    plain = [*map(unnamed, CUT.values())]
+    used = [unnamed(pattern) for name, pattern in COUNTED.items() if name in counted]
     some = f"(?:{'|'.join(plain)})*"
     # Once each: "0: 0:1: no option" is a rank and its text.
     return some + "".join(f"(?:{pattern})?" for pattern in used) + some, "|".join([*plain, *used])
-
-
-def _bare(pattern: str) -> str:
-    return re.sub(r"[(][?]P<\w+>", "(?:", pattern)
 
 
 #: Prefixes that are remembered; a file with more of them has none.
@@ -161,15 +60,15 @@ _COMPILED = {
     name: re.compile(pattern.encode()) for name, pattern in (CUT | COUNTED | STATED).items()
 }
 #: Any of the counted forms.
-_ANY_COUNTED = re.compile("|".join(map(_bare, COUNTED.values())).encode())
-#: Share of a file's lines before which a collector of logs puts its own.
+_ANY_COUNTED = re.compile("|".join(map(unnamed, COUNTED.values())).encode())
+#: Share of a file's lines before which a collector of logs puts its own head.
 COLLECTS = 0.9
+_COLLECTED = re.compile(_FRAGMENTS.COLLECTED.encode())
+_ZONED, _TRACED = re.compile(_FRAGMENTS.ZONED.encode()), re.compile(_FRAGMENTS.TRACED.encode())
 _TEED = re.compile(rb"\[rank(\d+)\]:\[rank(\d+)\]:")
 _LAUNCHES = re.compile(rb"--?nproc[_-]per[_-]node[= ]['\"]?(?:[2-9]|\d\d|gpu|auto)")
 #: Numbered words of prose and of training, which are no hosts.
-NO_HOST = re.compile(
-    rb"(?i)(?:step|epoch|iter|layer|batch|block|cpu|loss|run|trial)\w*?\d|(?:cuda|gpu)\d{1,2}$"
-)
+_NO_HOST = re.compile(f"(?i){_FRAGMENTS.NUMBERED_WORD}|{_FRAGMENTS.NUMBERED_GPU}$".encode())
 #: The number of a GPU, or of a host that is called so.
 _OF_DEVICE = re.compile(rb"(?i)gpu(\d{1,2})")
 _CODES = (b".py", b".cc", b".cpp", b".c")
@@ -332,18 +231,18 @@ def _collected(rests: list[bytes]) -> bool:
     def most(pattern: re.Pattern[bytes]) -> bool:
         return len([*islice(filterfalse(pattern.match, rests), others + 1)]) <= others
 
-    return bool(rests) and most(COLLECTED) and (most(ZONED) or any(map(TRACED.match, rests)))
+    return bool(rests) and most(_COLLECTED) and (most(_ZONED) or any(map(_TRACED.match, rests)))
 
 
 def _counted(rests: list[bytes]) -> set[str]:
     """The counted forms, which a single line may have by chance, on which a file's lines agree."""
     may, agreed = [rest for rest in rests if _ANY_COUNTED.match(rest, 0, _LONGEST_HEAD)], set[str]()
-    for form in COUNTED:
+    for form, agree in _AGREE.items():
         heads = [match for line in may if (match := _COMPILED[form].match(line, 0, _LONGEST_HEAD))]
         share, distinct = len(heads) / max(len(rests), 1), len({match.groups() for match in heads})
         enough = len(heads) >= 3 and share >= 0.1
         if enough and (distinct < 0.9 * len(heads) or share > 0.9):
-            agreed |= {form} if _ARE.get(form, _are_ranks)(heads, distinct, share) else set()
+            agreed |= {form} if agree(heads, distinct, share) else set()
     return agreed
 
 
@@ -363,7 +262,7 @@ def _are_hosts(heads: list[re.Match[bytes]], distinct: int, share: float) -> boo
     # Devices are counted from 0, and their numbers have no zero before them.
     numbers = [match[1] for host in hosts if (match := _OF_DEVICE.fullmatch(host))]
     named = len(numbers) == len(hosts) and all(len(number) == 2 for number in numbers)
-    words = any((NO_HOST.match(host) and not named) or host.endswith(_CODES) for host in hosts)
+    words = any((_NO_HOST.match(host) and not named) or host.endswith(_CODES) for host in hosts)
     return len(forms) == 1 and share >= 0.5 and len(heads) >= 2 * distinct and not words
 
 
@@ -372,13 +271,10 @@ def _are_pods(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool
     containers = {match[0].split()[1] for match in heads}
     numbered = all(re.search(rb"[0-9]", match["node"]) for match in heads)
     few = len(containers) <= 2 and len(heads) >= 2 * distinct
-    words = any(NO_HOST.match(word + b"0") for word in containers)
+    words = any(_NO_HOST.match(word + b"0") for word in containers)
     return share > COLLECTS and few and numbered and not words
 
 
-_ARE: dict[str, Callable[[list[re.Match[bytes]], int, float], bool]] = {
-    "host": _are_hosts,
-    "node_rank": _are_hosts,
-    "pals": _are_hosts,
-    "stern": _are_pods,
-}
+_AGREEING = {"ranks": _are_ranks, "hosts": _are_hosts, "pods": _are_pods}
+#: Counted form -> the test whether a file's lines state by it what its row says.
+_AGREE = {row["name"]: _AGREEING[row["counts_as"]] for row in line_heads()["counted"]}

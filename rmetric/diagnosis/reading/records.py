@@ -23,7 +23,6 @@ import orjson
 from msgspec import Struct, convert
 
 from rmetric._util.lazy import read_yaml
-from rmetric.diagnosis.reading.timestamps import DATE_TIME, ZONE
 
 
 class RecordForm(Struct, frozen=True):
@@ -62,12 +61,13 @@ MIN_FALLS, MAX_RISES = 3, 0.02
 _LONGEST, _BLOCK = 1 << 22, 1 << 20
 _DEEPEST = 6
 _FOREIGN = re.compile(r"[^\w.-]+", re.ASCII)
-_STAMP, _TIME = re.compile(rf"{DATE_TIME}\S*"), re.compile(DATE_TIME.encode())
+_DATE_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_STAMP, _TIME = re.compile(rf"{_DATE_TIME}\S*"), re.compile(_DATE_TIME.encode())
 #: The zone or unit behind a column's name.
 _UNIT = re.compile(r"\(\w+\)$")
 #: A row of a table without names: a time, a level or none, who wrote the line, and the line.
 _NAMELESS = re.compile(
-    rf"{DATE_TIME}{ZONE}?\t(?:[A-Z]{{4,9}}\t)?(?=[^\t]*\d)[A-Za-z][\w.-]*\t[^\t]*"
+    rf"{_DATE_TIME}(?:Z|[+-]\d\d:?\d\d)?\t(?:[A-Z]{{4,9}}\t)?(?=[^\t]*\d)[A-Za-z][\w.-]*\t[^\t]*"
 )
 #: Columns of a table; a line of a log may have a few of these words too.
 MIN_COLUMNS = 3

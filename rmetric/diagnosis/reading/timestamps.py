@@ -1,10 +1,13 @@
-"""Parse the timestamp of a line: one table of the forms in which programs write it."""
+"""Parse the timestamp of a line; line_heads.yaml has the forms in which programs write it."""
 
 from __future__ import annotations
 
 import re
 from calendar import timegm
+from functools import cache
 from time import gmtime
+
+from rmetric.diagnosis.reading import head_patterns
 
 #: Characters of a line in which its time begins, and those that may hold the rest of it.
 TIME_HEAD, WHOLE_HEAD = 200, 240
@@ -13,64 +16,8 @@ TIME_HEAD, WHOLE_HEAD = 200, 240
 _NO_YEAR = 1972
 NO_YEAR = tuple(float(timegm((year, 1, 1, 0, 0, 0))) for year in (_NO_YEAR, _NO_YEAR + 1))
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
-#: A date and a time of day as collectors and most programs write them, and their zone.
-DATE_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?"
-ZONE = r"(?:Z|[+-]\d\d:?\d\d)"
-
-_CLOCK = r"(?P<hour>[0-2]?\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d)"
-# Ascend writes milliseconds and microseconds apart: .903.469
-_FRACTION = r"(?:[.,](?P<fraction>\d{1,9}(?:\.\d{3}(?!\d))?))?"
-_HALF = r"(?: ?(?P<half>[AP])M\b)?"
-_ZONE = r"(?: ?(?P<zone>Z\b|UTC\b|GMT\b|[+-][01]\d:?[0-5]\d\b))?"
-_MONTH = r"(?P<month>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec))[a-z]*"
-_WEEKDAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? )?"
-#: The first that matches at the leftmost place counts. "second" is of a minute, "epoch" of 1970,
-#: "boot" of a machine's start; `UNITS` are those of whole numbers.
-_TIMES = {
-    # 2024-04-08T02:55:04.903+00:00, 2024/04/08 02:55:04,903, 2024-04-08-02:55:04.903.469
-    "numbers": r"(?P<year>(?:19|20)\d\d)(?P<dash>[-/.])(?P<month>[01]?\d)(?P=dash)"
-    rf"(?P<day>[0-3]?\d)[T \-_]+{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
-    # 20240408 02:55:04
-    "packed": rf"(?P<year>20\d\d)(?P<month>[01]\d)(?P<day>[0-3]\d)[T \-_]"
-    rf"{_CLOCK}{_FRACTION}{_ZONE}",
-    # May  3 12:00:01, Feb 25 2025 13:59:45, Sun Feb 23 16:24:18 2025, Sat Jan 5 1:00:01 PM UTC 2025
-    "month_first": rf"{_WEEKDAY}{_MONTH} +(?P<day>[0-3]?\d)(?:,? (?P<year>(?:19|20)\d\d))?,? +"
-    rf"{_CLOCK}{_FRACTION}{_HALF}(?: [A-Z]{{3,4}}\b)?(?: (?P<later_year>(?:19|20)\d\d)\b)?",
-    # 03/May/2024:12:00:01 +0000, 3 May 2024 12:00:01
-    "day_first": rf"{_WEEKDAY}(?P<day>[0-3]?\d)[-/ ]{_MONTH}[-/ ](?P<year>\d{{4}})[: ]"
-    rf"{_CLOCK}{_FRACTION}{_ZONE}",
-    # 03.05.2024 12:00:01
-    "dots": rf"(?<![\w.])(?P<day>[0-3]?\d)\.(?P<month>[01]?\d)\.(?P<year>(?:19|20)\d\d),? +"
-    rf"{_CLOCK}{_FRACTION}{_ZONE}",
-    # 05/03/2024 12:00:01 PM; [05/03/24 12:00:01] of rich, 24/05/03 12:00:01 of log4j
-    "slashes": rf"(?P<first>[0-3]?\d)/(?P<middle>[0-3]?\d)/(?P<last>\d{{4}}|\d\d),? "
-    rf"{_CLOCK}{_FRACTION}{_HALF}",
-    # E0503 12:00:01.123456; E503 12:00:01.123456789 of PyTorch
-    "glog": rf"(?<![A-Za-z])[IWEFDC](?P<month>1[0-2]|0?[1-9])(?P<day>[0-3]\d) "
-    rf"{_CLOCK}{_FRACTION}",
-    # E0000 00:00:1751970052.186251 of XLA and gRPC, before their logs are set up
-    "absl": r"(?<![A-Za-z])[IWEF]0000 00:00:(?P<epoch>1\d{9})\.(?P<fraction>\d{1,9})",
-    # 05-03 12:00:01
-    "no_year": rf"(?<![\d-])(?P<month>[01]\d)-(?P<day>[0-3]\d) {_CLOCK}{_FRACTION}",
-    # 6,3973,227996636,-;text of a kernel's message buffer: microseconds
-    "kmsg": r"(?<=,)(?P<microseconds>\d+)(?=,[-+c])",
-    # [1690730461.050818]
-    "epoch": r"(?<![\w.])(?P<epoch>1\d{9})(?:\.(?P<fraction>\d{1,9}))?(?!\w)",
-    # [1690730461050]
-    "long_epoch": r"(?<![\w.])(?P<milliseconds>1\d{12})(?!\w)",
-    # [ 4821.553190] of a kernel
-    "kernel": r"(?<=[\[ ])(?P<boot>\d{1,9})\.(?P<fraction>\d{6})(?=\])",
-}
+#: Part of a time that is a whole number -> how many of its units are a second.
 UNITS = {"milliseconds": 1e3, "microseconds": 1e6}
-_TIME_FORMS = {form: re.compile(pattern, re.ASCII) for form, pattern in _TIMES.items()}
-#: All forms at once, without their groups; the form's own name is the only one.
-_ANY = re.compile(
-    "|".join(
-        f"(?P<{form}>{re.sub(r'[(][?]P<(?!dash)[a-z_]+>', '(?:', pattern)})"
-        for form, pattern in _TIMES.items()
-    ),
-    re.ASCII,
-)
 #: Text before the time of a line. After any other words a time is not the line's own.
 _BEFORE = re.compile(
     r"""[ \t|:*-]*
@@ -90,21 +37,36 @@ _HINT = re.compile(r"\d[,T :_-]+[0-2]?\d:[0-5]\d:[0-6]\d|(?<!\d)1\d{9}|\d\.\d{6}
 _PLAIN_CLOCK, _PLAIN_NUMBER = re.compile(r"0[,T :_-]+0:0:0"), re.compile(r"0(\.)?")
 
 
+def unnamed(pattern: str) -> str:
+    """A pattern without its named groups, but for one to which it refers."""
+    return re.sub(r"[(][?]P<(?!dash)\w+>", "(?:", pattern)
+
+
+@cache
+def _forms() -> tuple[re.Pattern[str], dict[str, re.Pattern[str]]]:
+    """All forms at once, whose one group is the form; and each form, with its parts as groups."""
+    forms = head_patterns("times")
+    some = "|".join(f"(?P<{form}>{unnamed(pattern)})" for form, pattern in forms.items())
+    each = {form: re.compile(pattern, re.ASCII) for form, pattern in forms.items()}
+    return re.compile(some, re.ASCII), each
+
+
 def stated(text: str) -> re.Match[str] | None:
     """The time that a line states of itself, matched by its row of the table; None without one.
 
     It stands at the head of the line: at its beginning, behind a level, a tag or a bracket, as the
     value of a key such as "time_ms", or behind "AT".
     """
+    some, forms = _forms()
     # Nearly all lines without a time fail this test, twenty times as quickly.
-    found = _ANY.search(text, 0, TIME_HEAD) if _HINT.search(text, 0, TIME_HEAD) else None
+    found = some.search(text, 0, TIME_HEAD) if _HINT.search(text, 0, TIME_HEAD) else None
     if found is None:
         return None
     form, before = found.lastgroup or "", text[: found.start()]
     any_number = form in ("epoch", "long_epoch") and "." not in found[0] and not before.strip()
     if any_number or not _begins(before):
         return None
-    return _TIME_FORMS[form].match(text, found.start())
+    return forms[form].match(text, found.start())
 
 
 def parse(text: str) -> tuple[float, int] | None:

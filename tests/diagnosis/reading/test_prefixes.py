@@ -2,102 +2,75 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.reading.prefixes import COUNTED as COUNTED_FORMS
-from rmetric.diagnosis.reading.prefixes import CUT, NO_PREFIX, Prefix, PrefixParser
+from rmetric.diagnosis.reading import line_heads
+from rmetric.diagnosis.reading.prefixes import COUNTED, CUT, NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
-#: Every form, written by its launcher for one writer: its text, and the fields that it states.
+ROWS = {row["name"]: row for table in ("cut", "counted", "stated") for row in line_heads()[table]}
+EXAMPLES = [(form, *example) for form, row in ROWS.items() for example in row["examples"].items()]
+
+
+@pytest.mark.parametrize(("form", "line", "states"), EXAMPLES)
+def test_an_example_states_what_its_row_says(form, line, states):
+    who, start = PrefixParser(COUNTED.keys() & {form}).split(line.encode())
+    found = vars(who) | {"kinds": list(who.kinds), "text": line[start:]}
+    assert found == vars(NO_PREFIX) | {"kinds": [form], "text": line} | states
+
+
+def written(form: str, rank: int) -> tuple[str, str, Prefix]:
+    """The first example of a form, as another rank writes it: prefix, text and writer."""
+    line = next(iter(ROWS[form]["examples"]))
+    match = re.match(ROWS[form]["pattern"], line)
+    prefix, fields = match[0], {}
+    for name in reversed(match.re.groupindex):
+        number = rank if name in ("rank", "task", "pid") else rank % 8
+        host = re.sub(r"\d+$", str(rank // 8), match[name])
+        fields[name] = host if name == "node" else number
+        prefix = f"{prefix[: match.start(name)]}{fields[name]}{prefix[match.end(name) :]}"
+    if "task" in fields:
+        fields["rank"] = rank
+    return prefix, line[match.end() :], Prefix(kinds=(form,), **fields)
+
+
 RANK = st.integers(0, 4095)
-HOST = st.sampled_from(["node-07", "gpu041", "r6i4n5", "10.0.0.2", "ip-10-0-0-1.ec2.internal"])
-WRITTEN = {
-    "torch": ("[rank{rank}]: ", "rank"),
-    "torchrun": ("[default{local_rank}]:", "local_rank"),
-    "mpirun": ("[1,{rank}]<stderr>:", "rank"),
-    "sagemaker": ("[1,mpirank:{rank},algo-{local_rank}]<stderr>:", "rank node"),
-    "loki": ('{{app="fit", pod="{node}", stream="stderr"}} ', "node"),
-    "ray": ("(RayTrainWorker pid={pid}, ip={node}) ", "pid node"),
-    "kubectl": ("[pod/job-{node}/pytorch] ", "node"),
-    "nccl": ("{node}:{pid}:22055 [{local_rank}] ", "node pid device"),
-    "ucx": ("[{node}:{pid}:0]  ", "node pid"),
-    "grep": ("logs/worker_{rank}.log-11454-", ""),
-    "open_mpi": ("[{node}:{pid}] ", "node pid"),
-}
-COUNTED = {
-    "srun": ("{rank:4d}: ", "rank task"),
-    "bracket": ("[{rank}]: ", "rank"),
-    "word": ("Rank {rank}: ", "rank"),
-    "stern": ("fit-worker-{rank} main ", "node"),
-    "node_rank": ("[{node}:{local_rank}] ", "node local_rank"),
-    "host": ("{node}: ", "node"),
-    "pals": ("{node} {rank}: ", "node rank"),
-}
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=30)
+#: "labelled" is that of srun, before a rank.
+ALONE = [form for form in CUT if form != "labelled"]
 
 
-def written(form: str, rank: int, host: str = "") -> tuple[str, Prefix]:
-    """The prefix of a form, and its writer."""
-    node = "10.0.0.9" if form == "ray" else host or f"gpu{rank // 8:03d}"
-    fields = dict(rank=rank, task=rank, local_rank=rank % 8, pid=rank, node=node)
-    fields["device"] = rank % 8
-    if form == "sagemaker":
-        fields["node"] = f"algo-{rank % 8}"
-    if form == "stern":
-        fields["node"] = f"fit-worker-{rank}"
-    template, names = {**WRITTEN, **COUNTED}[form]
-    if form == "kubectl":
-        fields["node"], template = f"job-{node}", template.replace("job-", "")
-    who = Prefix(kinds=(form,), **{name: fields[name] for name in names.split()})
-    return template.format(**fields), who
+@pytest.mark.parametrize("form", ALONE)
+@given(rank=RANK, more=TEXT)
+def test_a_prefix_split_off_and_put_back_gives_the_line(form, rank, more):
+    prefix, text, expected = written(form, rank)
+    assert PrefixParser().split((prefix + text + more).encode()) == (expected, len(prefix))
 
 
-#: Beginning of a text; two of the forms need it to begin as their library does.
-BEGINS = {"nccl": "NCCL INFO ", "open_mpi": "*** "}
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=30).map(
-    lambda text: "said " + text
-)
-
-
-def test_every_form_is_tried_here():
-    # "labelled" is that of srun, before a rank.
-    assert {"labelled", *WRITTEN, *COUNTED} == {*CUT, *COUNTED_FORMS}
-
-
-@pytest.mark.parametrize("form", list(WRITTEN))
-@given(rank=RANK, host=HOST, text=TEXT)
-def test_a_prefix_split_off_and_put_back_gives_the_line(form, rank, host, text):
-    prefix, expected = written(form, rank, host)
-    text = BEGINS.get(form, "") + text
-    who, start = PrefixParser().split((prefix + text).encode())
-    assert who == expected
-    assert start == len(prefix)
-
-
-@pytest.mark.parametrize("form", list(COUNTED))
-@given(rank=st.integers(0, 15), text=TEXT)
-def test_a_counted_form_counts_where_the_lines_agree(form, rank, text):
-    prefix, expected = written(form, rank)
+@pytest.mark.parametrize("form", COUNTED)
+@given(rank=st.integers(0, 15), more=TEXT)
+def test_a_counted_form_counts_where_the_lines_agree(form, rank, more):
+    prefix, text, expected = written(form, rank)
     file = [f"{written(form, at % 16)[0]}step {at} said".encode() for at in range(64)]
-    line = (prefix + text).encode()
+    line = (prefix + text + more).encode()
     learnt = PrefixParser.learn([*file, line])
     assert learnt.counted == {form}
     assert learnt.split(line) == (expected, len(prefix))
     assert PrefixParser.learn([b"said", b"more", line]).split(line) == (NO_PREFIX, 0)
 
 
-@given(st.sampled_from(list(COUNTED)), st.sampled_from(list(WRITTEN)), HOST)
-def test_prefixes_stack(outer, inner, host):
-    text = BEGINS.get(inner, "") + "said"
-    lines = [
-        f"{written(outer, at % 16)[0]}{written(inner, at % 16, host)[0]}{text}".encode()
-        for at in range(64)
-    ]
+@given(st.sampled_from(list(COUNTED)), st.sampled_from(ALONE))
+def test_prefixes_stack(outer, inner):
+    pairs = [(written(outer, at % 16)[0], *written(inner, at % 16)[:2]) for at in range(64)]
+    lines = ["".join(pair).encode() for pair in pairs]
     learnt = PrefixParser.learn(lines)
     who, start = learnt.split(lines[5])
     assert who.kinds == (outer, inner)
-    assert lines[5][start:] == text.encode()
+    assert lines[5][start:].decode() == pairs[5][2]
 
 
 def test_a_role_called_rank_states_the_rank_within_the_node():
@@ -126,6 +99,10 @@ PROSE = [
     [b"[train.py:12] begin", b"[train.py:40] end"] * 20,
     [b"12:30:01 begin", b"12:30:02 end"] * 20,
     [b"Rank 3: of the list"],
+    [b"the message [Rank 3] stands too late"],
+    [b"[Rank -1] nobody"],
+    [b'{"message": "lost \\"rank\\": 3"}', b'{"local_rank": 3}', b'{"peer": {"rank": 3}}'],
+    [b"step 7: waits for rank=31 state=sync"],
     [b"I1125 23:%02d:01.2 begin" % (at % 60) for at in range(90)],
     [b"gpt-2 step %d of 9" % at for at in range(30)],
     [b"pre-layer-1 norm %d" % at for at in range(30)]
@@ -141,27 +118,6 @@ def test_prose_has_no_prefixes(lines):
     learnt = PrefixParser.learn(lines)
     assert learnt.counted == set()
     assert all(learnt.split(line) == (NO_PREFIX, 0) for line in lines)
-
-
-LEFT_IN = {
-    b"[E ProcessGroupNCCL.cpp:828] [Rank 3] Watchdog caught": {"rank": 3},
-    b"[2024-07-03 19:15:16,379] [INFO] [logging.py:60:log_dist] [Rank 0] step": {"rank": 0},
-    b"2024-05-03 12:00:01,123 INFO [rank: 7] Seed set": {"rank": 7},
-    b"[rank2]:[E1012 12:00:01.1 Process.cpp:616] [PG ID 0 PG GUID 0 Rank 2] Timeout": {"rank": 2},
-    b"[rank29]:[E118 22:31:01.6 Process.cpp:15] [PG ID 9 PG GUID 177(TENSOR) Rank 1] x": {
-        "rank": 29
-    },
-    b"[INFO] HCCL(69395,python3):2024-04-07-18:35:53.134.675 [op_base.cc:314]": {"pid": 69395},
-    b"the message [Rank 3] stands too late": {},
-    b"[Rank -1] nobody": {},
-}
-
-
-@pytest.mark.parametrize("line", list(LEFT_IN))
-def test_who_says_it_behind_time_and_level(line):
-    who, start = PrefixParser().split(line)
-    assert who == Prefix(kinds=who.kinds, **LEFT_IN[line])
-    assert start == (line.index(b":") + 1 if line.startswith(b"[rank") else 0)
 
 
 STAMPED = {
@@ -197,7 +153,7 @@ def test_memory_is_bounded(monkeypatch):
 @given(st.binary(max_size=200))
 def test_any_line_can_be_split(line):
     line = line.replace(b"\n", b"")
-    for prefixes in (PrefixParser(), PrefixParser(COUNTED_FORMS)):
+    for prefixes in (PrefixParser(), PrefixParser(COUNTED)):
         who, start = prefixes.split(line)
         assert 0 <= start <= len(line)
         prefixes.time(line)

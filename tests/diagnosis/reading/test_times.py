@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from datetime import datetime, timedelta, timezone
 
@@ -10,9 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.reading import line_heads
 from rmetric.diagnosis.reading.prefixes import COUNTED, PrefixParser
 from rmetric.diagnosis.reading.text import clean, kind_of, level
-from rmetric.diagnosis.reading.timestamps import NO_YEAR, parse
+from rmetric.diagnosis.reading.timestamps import parse, stated
+
+EXAMPLES = [
+    (row["pattern"], *each) for row in line_heads()["times"] for each in row["examples"].items()
+]
+
+
+@pytest.mark.parametrize(("pattern", "line", "stands_for"), EXAMPLES)
+def test_an_example_is_of_its_row_and_states_this_time(pattern, line, stands_for):
+    """In UTC, or in seconds since 1970 or since a machine's start."""
+    if isinstance(stands_for, datetime):
+        stands_for = stands_for.replace(tzinfo=timezone.utc).timestamp()
+    match = stated(line)
+    assert match.re.pattern == pattern
+    assert parse(line) == (pytest.approx(stands_for, abs=1e-6), match.end())
+
 
 MOMENTS = st.datetimes(datetime(2001, 9, 10), datetime(2033, 1, 1), timezones=st.just(timezone.utc))
 #: Behind each form, the part of a second that it states.
@@ -68,17 +83,6 @@ def test_zones(moment, quarters):
     assert parse(text.replace("T", " ")) is not None
 
 
-@given(MOMENTS)
-def test_epochs(moment):
-    milliseconds = int(moment.timestamp() * 1000)
-    for text in (
-        f"[{milliseconds / 1000:.3f}] [gpu:1:0]",
-        f"E0000 00:00:{milliseconds / 1000:.3f}000    292 agent.cc:614] Failed",
-        f'MLLOG {{"namespace": "", "time_ms": {milliseconds}, "event_type": "x"}}',
-    ):
-        assert parse(text) == (milliseconds / 1000, re.search(r"\d{10}\S*\d", text).end())
-
-
 @given(st.datetimes(datetime(1972, 1, 1), datetime(1972, 12, 31), timezones=st.just(timezone.utc)))
 def test_without_a_year_it_is_one_of_its_own(moment):
     for form in (
@@ -90,15 +94,6 @@ def test_without_a_year_it_is_one_of_its_own(moment):
         assert found is not None
         expected = moment if "micro" in form else moment.replace(microsecond=0)
         assert found[0] == pytest.approx(expected.timestamp(), abs=1e-6)
-    assert parse("May  3 12:00:01 gpu-07 x") == (NO_YEAR[0] + 123 * 86400 + 43201, 15)
-    assert parse("Feb 29 12:00:01 gpu-07 x") == (NO_YEAR[0] + 59 * 86400 + 43201, 15)
-
-
-@given(st.integers(0, 10**12))
-def test_a_kernels_seconds_since_boot(micro):
-    text = f"[{micro // 10**6:5d}.{micro % 10**6:06d}] Out of memory"
-    assert parse(text) == (pytest.approx(micro / 1e6), text.index("]"))
-    assert parse(f"6,3973,{micro},-;nvidia") == (pytest.approx(micro / 1e6), len(f"6,3973,{micro}"))
 
 
 @given(st.text(max_size=200))
