@@ -246,9 +246,8 @@ def check(path: Path) -> None:
 def test_a_record_of_a_collector_is_known_by_its_keys(collector: str) -> None:
     record = RECORD_FORMS[collector].example
     assert Export.of(json.dumps(record).encode()) is not None
-    assert [name for name, form in RECORD_FORMS.items() if form.fits(keys_of(record))] == [
-        collector
-    ]
+    fits = {name: form.fits(keys_of(record)) for name, form in RECORD_FORMS.items()}
+    assert fits == {name: name == collector for name in RECORD_FORMS}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -21,8 +21,9 @@ from rmetric.diagnosis.library.stages import (
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.steps import match_step, may_state_step
-from rmetric.diagnosis.reading.text import level
+from rmetric.diagnosis.reading.text import kind_of, level
 from rmetric.diagnosis.reading.timestamps import parse
+from rmetric.diagnosis.templates import masked
 from studies.diagnosis_benchmark.corpus import TABLES
 
 
@@ -44,7 +45,9 @@ READERS = {
     "steps": step_of,
     "stages": stated_stage,
     "functions": lambda name: stage_of(FRAME.format("a.py", name)),
+    "kinds": lambda text: kind_of(text.encode()),
     "levels": level,
+    "templates": lambda text: masked(zeros(text)),
     "losses": is_not_finite,
     "exceptions": raised,
 }

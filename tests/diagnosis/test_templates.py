@@ -77,20 +77,6 @@ def test_each_mask_masks_its_example(name: str) -> None:
     assert template(line) == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("[2024-04-08 02:55:04,123] [INFO] bad", "[INFO] bad"),
-        ("2024-04-08-02:55:04.903.469 [a.cc:12] failed", "[a.cc:<N>] failed"),
-        ("Tue, Apr 8 02:55:04 failed", "failed"),
-        ("ValueError: facade", "ValueError: facade"),
-        ("", ""),
-    ],
-)
-def test_times_before_a_line_are_no_part_of_its_template(line: str, expected: str) -> None:
-    assert template(line) == expected
-
-
 @given(LINES, SOME)
 def test_digits_do_not_matter_to_a_template(line: str, numbers: list[int]) -> None:
     assert template(with_numbers(line, numbers)) == template(line)

@@ -98,20 +98,3 @@ def test_an_entry_keeps_its_beginning_and_its_end(lines):
     else:
         assert text[: MAX_TEXT // 2] == whole[: MAX_TEXT // 2]
         assert text[-1900:] == whole[-1900:]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [b"train.error_rate: 3", b"     38/89     5.62G   0.02079  0.0089      6       640"],
-)
-def test_lines_that_are_nearly_of_a_kind_are_plain(line):
-    assert kind_of(line) == ""
-
-
-def test_what_a_backend_raised_is_one_entry_with_who_says_so():
-    first = b"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:"
-    state = ""
-    for line in (first, b"RuntimeError: no triton"):
-        joined, state = TRANSITIONS[state][kind_of(line)]
-    assert joined
-    assert state == "raised"
