@@ -92,7 +92,7 @@ class Facts:
     Attributes:
         cls: lines of different classes are different events, however similar: the level, and the
             key of a structured line.
-        kind: of `KINDS`, "" for a plain line.
+        kind: of reading/text.yaml, "" for a plain line.
         level, stage: as it states them, "" for none.
         look, alone: a signature may match an entry with this line, the line by itself.
         step, job_id, world: it may state a step, the number of the scheduler's job, these of the
