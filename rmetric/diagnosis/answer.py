@@ -61,9 +61,9 @@ MAX_SECONDS_WITHOUT_STEP = 120.0
 MAX_PAUSES_WITHOUT_STEP = 5.0
 #: Seconds by which the clocks of a scheduler and of a program may differ.
 MAX_CLOCK_SECONDS = 300.0
-_WORDS = read_yaml(Path(__file__).with_name("library") / "answers.yaml")
+_ANSWERS = read_yaml(Path(__file__).with_name("library") / "answers.yaml")
 #: Feature -> the reason that it gives for an answer.
-BECAUSE: dict[str, str] = _WORDS["because"]
+BECAUSE: dict[str, str] = _ANSWERS["because"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ class Weighed:
             case = "losses without steps"
         else:
             case, nodes = "nothing known", ()
-        words = _WORDS["no fault"][case]
+        words = _ANSWERS["no fault"][case]
         return self._result(
             words["basis"],
             outcome=words["outcome"],

@@ -10,14 +10,14 @@ from msgspec import Meta, Struct, convert
 
 from rmetric._util.lazy import read_yaml
 
-_LIBRARY = Path(__file__).with_name("library")
+_LIBRARY_FOLDER = Path(__file__).with_name("library")
 #: Texts of a signature's fields, and how their values in YAML are checked.
 Text = Annotated[str, Meta(min_length=1)]
 Id = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$")]
 #: Lower case without digits, three characters and more.
 Gate = Annotated[str, Meta(pattern=r"^[\x00-/:-@\[-\x7f]{3,}$")]
 #: Field -> the words that it accepts, each with its meaning.
-CHOICES: dict[str, dict[str, str]] = read_yaml(_LIBRARY / "vocabulary.yaml")
+CHOICES: dict[str, dict[str, str]] = read_yaml(_LIBRARY_FOLDER / "vocabulary.yaml")
 if TYPE_CHECKING:  # for msgspec the choices themselves
     Role = str
     Actor = str
@@ -103,5 +103,5 @@ class InferredCause(Struct, frozen=True):
 @cache
 def inferred_causes() -> dict[str, InferredCause]:
     """All of them by id."""
-    causes = convert(read_yaml(_LIBRARY / "inferred.yaml"), list[InferredCause])
+    causes = convert(read_yaml(_LIBRARY_FOLDER / "inferred.yaml"), list[InferredCause])
     return {cause.id: cause for cause in causes}

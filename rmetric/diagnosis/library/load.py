@@ -31,6 +31,7 @@ import yaml
 
 from rmetric._util.lazy import read_yaml
 from rmetric._util.strict_json import refused, shown
+from rmetric.diagnosis.reading import FRAGMENT
 from rmetric.diagnosis.reading.text import WordIndex
 from rmetric.diagnosis.signature import CHOICES, Signature
 from rmetric.telemetry.xid import TABLE, read_table
@@ -58,8 +59,6 @@ _TOKEN = regex.compile(
 )
 #: Atoms that may take a digit.
 _TAKES_DIGITS = regex.compile(r"\\[dwS1-9]|[.\d]$|\[(?:\^|.*(?:\d|\\[dwWDS]|[ -/]-[^\]]))")
-#: A number or text of an Xid in xid.yaml.
-_WORD = re.compile(r"%\{(\w+)\}")
 _ROLE_ORDER = {role: place for place, role in enumerate(CHOICES["role"])}
 
 Matches = list[tuple[Signature, dict[str, str]]]
@@ -160,12 +159,12 @@ def wrong(path: Path, name: Any, key: Any, found: str, accepted: str) -> Signatu
 
 def _of_xid(table: dict[str, Any], n: int, given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a signature, by xid.yaml and what is given of an Xid."""
-    words = {"n": n, "next": n + 1, "example": given["example"]}
+    words = {"n": str(n), "next": str(n + 1), "example": given["example"]}
     entry = {**table["fields"], **given}
     entry |= {"id": f"xid_{n}_{given['id']}", "title": f"{given['title']} (Xid {n})"}
     for key, texts in table["every"].items():
         more = table["cause"].get(key, []) if entry["role"] == "cause" else []
-        entry[key] = [_WORD.sub(lambda found: str(words[found[1]]), text) for text in texts + more]
+        entry[key] = [FRAGMENT.sub(lambda found: words[found[1]], text) for text in texts + more]
     del entry["example"]
     return entry
 

@@ -32,7 +32,7 @@ _PATTERNS = {
     kind: [re.compile("|".join(rule.patterns), re.IGNORECASE) for rule in rules]
     for kind, rules in RULES.items()
 }
-_GATES = WordIndex(
+_STAGE_GATES = WordIndex(
     (gate.encode(), at) for at, rule in enumerate(RULES["entries"]) for gate in rule.gates
 )
 #: A frame of a traceback, and the functions that its line of code calls.
@@ -67,7 +67,7 @@ def stated_stage(text: str, rules: Sequence[int] | None = None, *, may_step: boo
 
 def possible_rules(form: bytes, words: Collection[bytes] | None = None) -> Sequence[int]:
     """Places of the rules of entries that may match one, whatever its digits are."""
-    return sorted(set(_GATES.items(form, words)))
+    return sorted(set(_STAGE_GATES.items(form, words)))
 
 
 def awaited(text: str) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from rmetric._util.lazy import read_yaml
 
-_FRAGMENT = re.compile(r"%\{(\w+)\}")
+#: What stands in a text of YAML for another one, as in grok.
+FRAGMENT = re.compile(r"%\{(\w+)\}")
 
 
 def read_patterns(path: Path, given: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def read_patterns(path: Path, given: Mapping[str, str] | None = None) -> dict[st
     fragments = dict(given or {})
 
     def expanded(pattern: str | list[str]) -> str:
-        return _FRAGMENT.sub(lambda found: fragments[found[1]], "".join(pattern))
+        return FRAGMENT.sub(lambda found: fragments[found[1]], "".join(pattern))
 
     for name, pattern in tables.pop("fragments").items():
         fragments[name] = expanded(pattern)

@@ -37,11 +37,11 @@ class RecordForm(Struct, frozen=True):
         return self.all <= keys and not (self.any and self.any.isdisjoint(keys))
 
 
-_TABLES = read_yaml(Path(__file__).with_name("collectors.yaml"))
+_COLLECTORS = read_yaml(Path(__file__).with_name("collectors.yaml"))
 #: Part of a record -> the names of its keys, of which the first counts.
-_PARTS = convert(_TABLES["parts"], dict[str, tuple[str, ...]])
+_KEYS = convert(_COLLECTORS["parts"], dict[str, tuple[str, ...]])
 #: Collector, or a kind of its records -> their form.
-RECORD_FORMS = convert(_TABLES["records"], dict[str, RecordForm])
+RECORD_FORMS = convert(_COLLECTORS["records"], dict[str, RecordForm])
 _EVENT = RECORD_FORMS["event of Kubernetes"]
 #: Columns of Kubernetes' events that stand before the text, as `kubectl get events` prints them.
 _OF_EVENTS = ("type", "reason", "object")
@@ -205,7 +205,7 @@ def _places(keys: tuple[str, ...]) -> list[str]:
     """Keys of a record's text, time, writer, program and process; "" for none."""
     return [
         next((key for name in known for key in keys if f".{key}".endswith(f".{name}")), "")
-        for known in _PARTS.values()
+        for known in _KEYS.values()
     ]
 
 
@@ -257,7 +257,7 @@ def keys_of(record: Mapping[str, Any]) -> set[str]:
 def _of_collector(record: Mapping[str, Any] | None) -> bool:
     keys = keys_of(record or {})
     # docker's records of a line may have nothing else
-    alone = {"log"} <= keys and (record or {}).keys() <= {"log", "attrs", *_PARTS["time"]}
+    alone = {"log"} <= keys and (record or {}).keys() <= {"log", "attrs", *_KEYS["time"]}
     return alone or any(form.fits(keys) for form in RECORD_FORMS.values())
 
 

@@ -19,9 +19,9 @@ TRACEBACK = "Traceback (most recent call last)"
 _CONTROL = dict.fromkeys([*range(9), *range(10, 32), 127])
 #: Characters in which a level is sought.
 _HEAD = 160
-_TABLES = read_yaml(Path(__file__).with_name("text.yaml"))
+_LINE_TABLES = read_yaml(Path(__file__).with_name("text.yaml"))
 _LEVEL: dict[str, str] = {
-    word: level for level, words in _TABLES["levels"].items() for word in words
+    word: level for level, words in _LINE_TABLES["levels"].items() for word in words
 }
 _WORDS = "|".join(sorted(filter(str.islower, _LEVEL), key=len, reverse=True))
 #: How a level is marked, so that it is none of prose: as the value of a key, in capitals beside a
@@ -123,10 +123,10 @@ class LineKind(Struct, frozen=True):
     opens: str = ""
 
 
-KINDS = convert(_TABLES["kinds"], dict[str, LineKind])
+KINDS = convert(_LINE_TABLES["kinds"], dict[str, LineKind])
 _ANY_KIND = "|".join(f"(?P<{name}>{'|'.join(kind.begins)})" for name, kind in KINDS.items())
 _KIND = re.compile(_ANY_KIND.encode())
-_JOINED: dict[str, dict[str, str]] = _TABLES["joined"]
+_JOINED: dict[str, dict[str, str]] = _LINE_TABLES["joined"]
 
 
 def _next(state: str, kind: str) -> tuple[bool, str]:
