@@ -19,9 +19,9 @@ from rmetric.diagnosis.library.stages import (
 )
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import identify_files
-from rmetric.diagnosis.reading.steps import match_step, may_state_step
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.reading.timestamps import parse
+from rmetric.readers.step_forms import match_step, may_state_step
 from studies.diagnosis_benchmark.corpus import TABLES
 
 
