@@ -134,9 +134,9 @@ def _number(found: re.Match[str], form: str) -> StepMatch | None:
     return StepMatch(form, int(next(filter(None, found.groups()))))
 
 
-_OF_MLPERF = StepForm("MLPerf", (":::ml",), _COUNTER, _mlperf)
-#: The first that states a step counts.
-STEP_FORMS = (
+#: The first that states a step counts; MLPerf's is for the lines with its mark, and alone for them.
+STEP_FORMS = [
+    StepForm("MLPerf", (), _COUNTER, _mlperf),
     StepForm("bar", (" [",), re.compile(r"\d/\d+ \[\d+:\d|\dit \[\d+:\d"), _progress_bar),
     StepForm("of epoch", ("epoch",), _OF_EPOCH, _of_epoch),
     StepForm("word", ("step", "it", "upd", "batch_idx"), _WORD, _word),
@@ -146,7 +146,7 @@ STEP_FORMS = (
     StepForm("row", ("g ",), re.compile(r"^ *(\d+)/\d+ +[\d.]+g +[\d.]"), _number),
     StepForm("short", ("|loss", " trl:"), _SHORT, _number),  # torchtune, llm.c
     StepForm("batch of engine", ("[ba=",), re.compile(r"\[ba=(\d+)\]\[event="), _number),
-)
+]
 _GATES = [(gate, at) for at, form in enumerate(STEP_FORMS) for gate in form.gates]
 #: Characters of an entry in which its step is sought.
 _SOUGHT = 2000
@@ -174,7 +174,7 @@ def may_state_step(plain: str) -> bool:
 
 def _forms_of(text: str) -> Iterator[tuple[StepForm, re.Match[str]]]:
     """The forms in which an entry in lower case may state a step, each with its first match."""
-    forms = [_OF_MLPERF]
+    forms = STEP_FORMS[:1]
     if not _MLPERF.match(text):
         forms = [STEP_FORMS[at] for at in sorted({at for gate, at in _GATES if gate in text})]
     return ((form, found) for form in forms if (found := form.pattern.search(text)))
