@@ -55,7 +55,6 @@ _OF_EPOCH = re.compile(
     r"(?:\[|\b(?:step|iter|iteration|batch)\b[: \[]*)[ \t]*(?P<step>\d+)[ \t]*/[ \t]*(?P<all>\d+)"
 )
 _BAR = re.compile(rf"(?<!\d)(?:{BAR} *)?(?P<step>\d+)/(?P<all>\d+) \[\d+:\d+[^\n\r\]]*")
-_BETWEEN_BARS = re.compile(r"[\n|\r]")
 _ENDLESS_BAR = re.compile(r"^(?P<what>[^\n|\d]*)(?P<step>\d+)it \[\d+:\d+")
 _BAR_OF_TRAINING = re.compile(
     r"^(?:train(ing)?|epochs?|steps?|iter(ation)?s?|it|progress|rank|of|\d|\W)*$"
@@ -91,7 +90,7 @@ def _progress_bar(first: re.Match[str], form: str) -> StepMatch | None:
     what = found["what"] if found else ""
     # The last bar of an entry is the newest; what it counts stands behind the one before.
     for bar in _BAR.finditer(text):
-        what = _BETWEEN_BARS.split(text[begin : bar.start()])[-1]
+        what = re.split(r"[\n|\r]", text[begin : bar.start()])[-1]
         begin, found = bar.end(), bar
     if found is None or not _BAR_OF_TRAINING.match(what):
         return None
@@ -136,7 +135,7 @@ def _number(found: re.Match[str], form: str) -> StepMatch | None:
 
 #: The first that states a step counts; MLPerf's is for the lines with its mark, and alone for them.
 STEP_FORMS = [
-    StepForm("MLPerf", (), _COUNTER, _mlperf),
+    StepForm("MLPerf", (":::ml",), _COUNTER, _mlperf),
     StepForm("bar", (" [",), re.compile(r"\d/\d+ \[\d+:\d|\dit \[\d+:\d"), _progress_bar),
     StepForm("of epoch", ("epoch",), _OF_EPOCH, _of_epoch),
     StepForm("word", ("step", "it", "upd", "batch_idx"), _WORD, _word),
@@ -147,7 +146,6 @@ STEP_FORMS = [
     StepForm("short", ("|loss", " trl:"), _SHORT, _number),  # torchtune, llm.c
     StepForm("batch of engine", ("[ba=",), re.compile(r"\[ba=(\d+)\]\[event="), _number),
 ]
-_GATES = [(gate, at) for at, form in enumerate(STEP_FORMS) for gate in form.gates]
 #: Characters of an entry in which its step is sought.
 _SOUGHT = 2000
 #: A traceback, or the table of values that wandb prints at the end.
@@ -174,10 +172,9 @@ def may_state_step(plain: str) -> bool:
 
 def _forms_of(text: str) -> Iterator[tuple[StepForm, re.Match[str]]]:
     """The forms in which an entry in lower case may state a step, each with its first match."""
-    forms = STEP_FORMS[:1]
-    if not _MLPERF.match(text):
-        forms = [STEP_FORMS[at] for at in sorted({at for gate, at in _GATES if gate in text})]
-    return ((form, found) for form in forms if (found := form.pattern.search(text)))
+    forms = STEP_FORMS[:1] if _MLPERF.match(text) else STEP_FORMS[1:]
+    near = (form for form in forms if any(map(text.__contains__, form.gates)))
+    return ((form, found) for form in near if (found := form.pattern.search(text)))
 
 
 def planned_steps(text: str, step: int) -> int | None:

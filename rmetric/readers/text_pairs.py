@@ -292,7 +292,6 @@ def _whole(value: float | None) -> int | None:
     return int(value) if value is not None and 0 <= value < FAR and value == int(value) else None
 
 
-#: A whole number with marks of thousands.
 THOUSANDS = r"\d{1,3}(?:,\d{3})+"
 _NUMBER = re.compile(
     rf"(?<![\w.])([-+]?(?:{THOUSANDS}|\d+)(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?\.\d+(?:e[-+]?\d+)?"
