@@ -54,7 +54,7 @@ _OF_EPOCH = re.compile(
     r"\bepochs?\b[^\d\n]{0,4}(?P<epoch>\d+)(?P<of>[ \t]*/[ \t]*\d+)?[^\n]{0,40}?"
     r"(?:\[|\b(?:step|iter|iteration|batch)\b[: \[]*)[ \t]*(?P<step>\d+)[ \t]*/[ \t]*(?P<all>\d+)"
 )
-_BAR = re.compile(rf"(?<!\d)(?:{BAR} *)?(?P<step>\d+)/(?P<all>\d+) \[\d+:\d+[^\n\r\]]*")
+_COUNTED_BAR = re.compile(rf"(?<!\d)(?:{BAR} *)?(?P<step>\d+)/(?P<all>\d+) \[\d+:\d+[^\n\r\]]*")
 _ENDLESS_BAR = re.compile(r"^(?P<what>[^\n|\d]*)(?P<step>\d+)it \[\d+:\d+")
 _BAR_OF_TRAINING = re.compile(
     r"^(?:train(ing)?|epochs?|steps?|iter(ation)?s?|it|progress|rank|of|\d|\W)*$"
@@ -68,7 +68,7 @@ _MLPERF = re.compile(r"\W*:::ml")
 _COUNTER = re.compile(r"\"(?P<word>step_num|iter_num|step|samples_count)\": *(?P<step>\d+)\b")
 _OF_EVALUATION = re.compile(r"\"(key\": *\")?(eval|valid)\w*\"")
 _MLPERF_KEY = re.compile(r"\"key\": *\"(\w+)\"(?:, *\"value\": *\{\"(\w+)\")?")
-_LOSSES = ("loss", "entropy", "xent", "grad_norm", "gnorm")
+_LOSS_WORDS = ("loss", "entropy", "xent", "grad_norm", "gnorm")
 #: With the number that the words name: no mark parts them (`text_pairs.name_in`).
 _BESIDE_LOSS = re.compile(
     r"(?:step|iter(?:\(\w+\))?|update|batch|\bit\b)[^|,;\[\](){}<>]*"
@@ -89,13 +89,13 @@ def _progress_bar(first: re.Match[str], form: str) -> StepMatch | None:
     text, begin, found = first.string, 0, _ENDLESS_BAR.match(first.string)
     what = found["what"] if found else ""
     # The last bar of an entry is the newest; what it counts stands behind the one before.
-    for bar in _BAR.finditer(text):
+    for bar in _COUNTED_BAR.finditer(text):
         what = re.split(r"[\n|\r]", text[begin : bar.start()])[-1]
         begin, found = bar.end(), bar
     if found is None or not _BAR_OF_TRAINING.match(what):
         return None
     step, epoch = int(found["step"]), _EPOCH.search(what)
-    if epoch and found.re is _BAR:
+    if epoch and found.re is _COUNTED_BAR:
         step += int(epoch[1]) * int(found["all"])
     return StepMatch(form, step)
 
@@ -122,7 +122,7 @@ def _beside_loss(found: re.Match[str], form: str) -> StepMatch | None:
     """A step in the words of the readers of training logs (rmetric/readers/names.py)."""
     if _WORD.search(found.string):  # refused
         return None
-    lines = (line for line in found.string.split("\n") if any(loss in line for loss in _LOSSES))
+    lines = (line for line in found.string.split("\n") if any(loss in line for loss in _LOSS_WORDS))
     step = stated_step(next(lines, ""))
     return None if step is None else StepMatch(form, step)
 
@@ -140,7 +140,7 @@ STEP_FORMS = [
     StepForm("of epoch", ("epoch",), _OF_EPOCH, _of_epoch),
     StepForm("word", ("step", "it", "upd", "batch_idx"), _WORD, _word),
     StepForm("batches", ("batch",), _BATCHES, _number),
-    StepForm("beside a loss", _LOSSES, _BESIDE_LOSS, _beside_loss),
+    StepForm("beside a loss", _LOSS_WORDS, _BESIDE_LOSS, _beside_loss),
     # A row of the table that YOLO prints: an epoch, the memory, the losses.
     StepForm("row", ("g ",), re.compile(r"^ *(\d+)/\d+ +[\d.]+g +[\d.]"), _number),
     StepForm("short", ("|loss", " trl:"), _SHORT, _number),  # torchtune, llm.c
