@@ -18,7 +18,7 @@ class StepMatch(NamedTuple):
 
 
 class StepForm(NamedTuple):
-    """One form: `read` makes the step of an entry in lower case with a gate and a match.
+    """One form: in an entry in lower case with a gate, `read` makes the step of the first match.
 
     The gates are quicker to look for; the pattern matches "0" for any number too.
     """
@@ -133,7 +133,7 @@ def _number(found: re.Match[str], form: str) -> StepMatch | None:
     return StepMatch(form, int(next(filter(None, found.groups()))))
 
 
-#: The first that states a step counts; MLPerf's is for the lines with its mark, and alone for them.
+#: The first that states a step counts. Lines with MLPerf's mark have its form or none.
 STEP_FORMS = [
     StepForm("MLPerf", (":::ml",), _COUNTER, _mlperf),
     StepForm("bar", (" [",), re.compile(r"\d/\d+ \[\d+:\d|\dit \[\d+:\d"), _progress_bar),
