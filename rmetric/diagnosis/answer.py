@@ -34,7 +34,8 @@ from rmetric.diagnosis.model import (
     score,
     suspects,
 )
-from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.render import FOLLOWS
+from rmetric.diagnosis.result import LIKELY, Candidate, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.signature import HUNG, NOT_FINITE, Signature, inferred_causes
 from rmetric.diagnosis.stage import stage_of_failure
 

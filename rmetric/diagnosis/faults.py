@@ -21,8 +21,8 @@ from rmetric.diagnosis.clock import (
     timed_on_its_node,
 )
 from rmetric.diagnosis.facts.job import TAIL, Job, JobStream, Match, Occurrence
-from rmetric.diagnosis.reading.steps import planned_steps
 from rmetric.diagnosis.signature import Signature
+from rmetric.readers.step_forms import planned_steps
 
 #: Below this confidence an entry is generic (any error line) and makes nothing a consequence.
 GENERIC = 0.5

@@ -15,7 +15,6 @@ from typing import Any
 from rmetric.diagnosis.facts.job import MAX_NAMED, MAX_STACKS, STACKS_OF_RANK, STAGES, TAIL
 from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
-from rmetric.diagnosis.reading.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.reading.timestamps import UNITS, may_state, stated
 from rmetric.diagnosis.templates import (
@@ -25,6 +24,7 @@ from rmetric.diagnosis.templates import (
     plain_numbers,
     plain_pointers,
 )
+from rmetric.readers.step_forms import StepMatch, match_step
 
 _DIGIT_BYTES = re.compile(rb"[0-9]+")
 #: Lines with more numbers are parsed each time.

@@ -20,9 +20,9 @@ import numpy as np
 from rmetric.diagnosis.evidence.scene import Row, Scene, grouped, strongest
 from rmetric.diagnosis.facts.job import Job, JobStream
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.reading.steps import planned_steps
 from rmetric.diagnosis.result import MAX_NODES, SURE, Suspect
 from rmetric.diagnosis.signature import HUNG, InferredCause, Signature, inferred_causes
+from rmetric.readers.step_forms import planned_steps
 
 Features = Mapping[str, float]
 #: (score, share of right answers) in rising order; linear between, constant beyond.

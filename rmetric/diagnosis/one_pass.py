@@ -33,7 +33,6 @@ from rmetric.diagnosis.patterns.iterations import IterationWatch
 from rmetric.diagnosis.patterns.stacks import states_stack
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.reading.steps import StepMatch
 from rmetric.diagnosis.reading.text import (
     MAX_LINES,
     MAX_TEXT,
@@ -52,6 +51,7 @@ from rmetric.diagnosis.templates import (
     Facts,
     LineAnalyser,
 )
+from rmetric.readers.step_forms import StepMatch
 
 #: Lines with which a file begins, where they all differ.
 OPENING = 3

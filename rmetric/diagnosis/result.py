@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from shlex import quote
 from typing import Any
 
+from rmetric.diagnosis.render import verdict
+
 OUTCOMES = {
     "healthy": "no failure found",
     "failed": "the job failed",
@@ -20,8 +22,6 @@ LIKELY = 0.5
 SCORE_GAP = 0.1
 #: At most so many nodes are named (L4, section 4.3).
 MAX_NODES = 8
-#: The reason of a candidate that came behind another fault: "follows ID".
-FOLLOWS = "follows "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +161,13 @@ class Diagnosis:
     @property
     def summary(self) -> str:
         """At most 15 lines for a person, as `rmetric diagnose` prints them."""
-        from rmetric.diagnosis.report.render import verdict
-
         return verdict(self)
+
+    @property
+    def certainty(self) -> str:
+        """The confidence in a word: sure, likely or guess."""
+        value = self.confidence
+        return "sure" if value >= SURE else "likely" if value >= LIKELY else "guess"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values only, for `json.dumps`; with ``restart``, which is None without advice."""

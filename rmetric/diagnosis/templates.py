@@ -17,8 +17,8 @@ from rmetric._util.lazy import read_yaml
 from rmetric.diagnosis.facts.statements import Statement, may_state
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.stages import possible_rules, stated_stage
-from rmetric.diagnosis.reading.steps import may_state_step
 from rmetric.diagnosis.reading.text import clean, kind_of, level, runs_of
+from rmetric.readers.step_forms import may_state_step
 
 #: Characters of a line that make its template.
 MAX_TEMPLATE = 400

@@ -138,9 +138,7 @@ def _names_in(head: str) -> Counter[str]:
 def stated_step(text: str) -> int | None:
     """The step of a line that states a loss or a gradient's norm too; None for any other line.
 
-    Args:
-        text: one line. No line before it is needed, so an epoch or a number without a name is no
-            step.
+    An epoch is no step, and neither is a number without a name.
 
     >>> stated_step("{'global_steps': 120, 'eval_loss': 2.1}"), stated_step("save_steps=500")
     (120, None)
@@ -294,8 +292,9 @@ def _whole(value: float | None) -> int | None:
     return int(value) if value is not None and 0 <= value < FAR and value == int(value) else None
 
 
+THOUSANDS = r"\d{1,3}(?:,\d{3})+"
 _NUMBER = re.compile(
-    r"(?<![\w.])([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?\.\d+(?:e[-+]?\d+)?"
+    rf"(?<![\w.])([-+]?(?:{THOUSANDS}|\d+)(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?\.\d+(?:e[-+]?\d+)?"
     r"|[-+]?nan|[-+]?inf(?:inity)?)"
     r"(?:\s*/\s*(\d[\d,]*))?([KMBG](?![\w/])|%|ms|it/s|s/it|[smhx])?(?!\.*\w)",
     re.IGNORECASE,

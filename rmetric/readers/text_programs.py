@@ -12,6 +12,7 @@ from rmetric._util.strict_json import loads
 from rmetric.readers.columns import MEMORY, POLICY, SPEED, WITH_UNIT, columns_among
 from rmetric.readers.names import unit
 from rmetric.readers.rows import Row
+from rmetric.readers.step_forms import BAR
 from rmetric.readers.text_parts import (
     FAR,
     Cells,
@@ -27,7 +28,7 @@ from rmetric.readers.text_parts import (
 
 _DICT = re.compile(r"\{[^{}]*\}")
 _PAIR = re.compile(r"['\"]([^'\"]+)['\"]\s*:\s*(?:['\"]([^'\"]*)['\"]|(?:\w+\()?([^,}\s]+))")
-_BAR = re.compile(r"(?:^|\})\s*\d+%\|[^|]*\|\s*(\d{1,18})/(\d{1,18})\s\[")
+_BAR = re.compile(rf"(?:^|\}})\s*{BAR}\s*(\d{{1,18}})/(\d{{1,18}})\s\[")
 #: A pipe delays the entries while the bar goes on, so the bar's step is not theirs.
 _PIPED = re.compile(r"\d/\d+\s\[[^\]\n]*\]\s*(?:\{[^{}]*'loss'[^{}]*\}\s*){4}")
 _READ = ("loss", "eval_loss", "grad_norm", "learning_rate")
@@ -104,7 +105,7 @@ HUGGING_FACE = TextFormat(
 )
 
 _INNER = re.compile(
-    r"\bepoch (\d{1,9}):\s+(?:\d+%\|[^|]*\|)?\s*(\d{1,9})\s*/\s*(\d{1,9})\s*(.*?\b\w*loss=.*)"
+    rf"\bepoch (\d{{1,9}}):\s+(?:{BAR})?\s*(\d{{1,9}})\s*/\s*(\d{{1,9}})\s*(.*?\b\w*loss=.*)"
 )
 _SUMMARY = re.compile(r"\bepoch (\d+) \| (valid on .*? subset \| )?(.*\b(?:train_|valid_)?loss .*)")
 _JSON = re.compile(r"\b(train_inner|train|valid\w*) \| (\{.*\})\s*$")
@@ -161,7 +162,7 @@ def _fairseq_entry(text: str) -> tuple[str, dict[str, str]]:
 FAIRSEQ = TextFormat(
     name="fairseq or metaseq text",
     mark=re.compile(
-        r"\bepoch \d+:\s+(?:\d+%\|[^|\n]*\|)?\s*\d+\s*/\s*\d+"
+        rf"\bepoch \d+:\s+(?:{BAR})?\s*\d+\s*/\s*\d+"
         r".{0,300}?\bloss=.{0,300}?\b(?:wps|num_updates|gnorm)="
         r"|\b(?:train_inner|train|valid\w*) \| \{\"epoch\":"
         r"|\bepoch \d+ \| .{0,300}?\b(?:valid_)?loss .{0,300}?\bnum_updates \d"

@@ -14,7 +14,7 @@ import rmetric
 from rmetric.cli.diagnose import EXAMPLES, EXIT_CODES, as_json
 from rmetric.cli.main import main
 from rmetric.diagnosis import decide
-from rmetric.diagnosis.report.render import verdict
+from rmetric.diagnosis.render import verdict
 from rmetric.diagnosis.result import OUTCOMES, Diagnosis
 from tests.diagnosis.diagnoses import evidence, out_of_memory
 

@@ -21,7 +21,7 @@ from rmetric.diagnosis.patterns.iterations import (
     similarity,
     usual_if_slow,
 )
-from rmetric.diagnosis.reading.steps import StepMatch
+from rmetric.readers.step_forms import StepMatch
 
 STEP, DATA, GRADIENTS, WARNING, EVALUATION = 0, 1, 2, 7, 9
 SEQUENCES = st.lists(st.integers(0, 4), max_size=12).map(tuple)

@@ -20,16 +20,11 @@ from rmetric.diagnosis.library.stages import (
 )
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import identify_files
-from rmetric.diagnosis.reading.steps import match_step, may_state_step
 from rmetric.diagnosis.reading.text import kind_of, level
 from rmetric.diagnosis.reading.timestamps import parse
 from rmetric.diagnosis.templates import masked
+from rmetric.readers.step_forms import match_step, may_state_step
 from studies.diagnosis_benchmark.corpus import TABLES
-
-
-def step_of(text: str) -> int | None:
-    found = match_step(text)
-    return None if found is None else found.step
 
 
 def form(text: str) -> bytes:
@@ -42,7 +37,6 @@ def zeros(text: str) -> str:
 
 #: Table -> what reads a text of it.
 READERS = {
-    "steps": step_of,
     "stages": stated_stage,
     "functions": lambda name: stage_of(FRAME.format("a.py", name)),
     "kinds": lambda text: kind_of(text.encode()),
@@ -67,9 +61,7 @@ def test_what_states_no_time():
     assert [text for text in TABLES["no_times"] if parse(text) is not None] == []
 
 
-def test_what_states_a_step_or_a_stage_passes_the_gates():
-    for step, text in TABLES["steps"]:
-        assert step is None or may_state_step(zeros(text)), text
+def test_what_states_a_stage_passes_the_gates():
     for stage, text in TABLES["stages"]:
         assert not stage or possible_rules(form(text)) or may_state_step(zeros(text)), text
 
@@ -127,11 +119,6 @@ def test_what_tells_a_step_or_a_stage_passes_the_gates(pieces, gap):
     rules, step = possible_rules(form(text)), may_state_step(zeros(text))
     assert stated_stage(text, rules, may_step=step) == stage
     assert not stage or rules or step
-
-
-def test_a_word_of_steps_without_its_number_asks_for_no_step():
-    assert not may_state_step(zeros("loss: 1.2 | grad_norm: 0.3 | batch time | 0.2s"))
-    assert may_state_step(zeros("loss: 1.2 | batch time: 0.2s"))
 
 
 # tracebacks

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.report.render import (
+from rmetric.diagnosis.render import (
     MOST_LINES,
     WIDTH,
     brief,

@@ -22,7 +22,6 @@ from rmetric.diagnosis.forms import (
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import any_digits
 from rmetric.diagnosis.reading.prefixes import PrefixParser
-from rmetric.diagnosis.reading.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.text import WordIndex, runs_of
 from rmetric.diagnosis.templates import (
     LONGEST_KEY,
@@ -35,6 +34,7 @@ from rmetric.diagnosis.templates import (
     masked,
     plain_numbers,
 )
+from rmetric.readers.step_forms import StepMatch, match_step
 from studies.diagnosis_benchmark.corpus import corpus
 
 NUMBERS = re.compile(r"[0-9]+")

@@ -19,10 +19,9 @@ from rmetric.cli.main import main
 from rmetric.diagnosis.decide import gathered
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.reading import steps
 from rmetric.logs import read_log as read_own
 from rmetric.logs import run_lines, start_line
-from rmetric.readers import LogError, open_log, read_log
+from rmetric.readers import LogError, open_log, read_log, step_forms
 from rmetric.readers.assembler import Assembler
 from rmetric.readers.source import Source
 from rmetric.replay.follow import Follower
@@ -453,7 +452,7 @@ def test_reading_takes_time_linear_in_the_length_of_a_line(tmp_path, library, co
 @pytest.mark.parametrize("count", [18, 36, 2_000])
 def test_numbers_before_a_bar_do_not_double_the_time(count):
     began = time.process_time()
-    assert steps.match_step(f"{'1' * count} x 5/10 [00:01<00:01]") is None
+    assert step_forms.match_step(f"{'1' * count} x 5/10 [00:01<00:01]") is None
     assert time.process_time() - began < 0.3
 
 

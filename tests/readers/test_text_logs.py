@@ -12,8 +12,10 @@ from random import Random
 import pytest
 
 from rmetric.readers import LogError, read_log, text_formats, text_pairs, text_programs
+from rmetric.readers.step_forms import STEP_FORMS, match_step, may_state_step
 from rmetric.readers.text_parts import TextFormat
 from rmetric.readers.text_readers import TEXT_FORMATS, as_reader
+from studies.diagnosis_benchmark.corpus import TABLES
 from tests.readers.test_formats import curve
 
 OWN = (*TEXT_FORMATS, text_formats.DEEPSPEED)
@@ -464,6 +466,19 @@ def test_a_program_s_start_of_any_length_may_come_first(tmp_path, name):
     log = read_text(tmp_path / "long.log", f"launching\n{start}{text}")
     assert len(start) > 2 << 18
     assert log.format == reader.name
+
+
+def test_each_form_states_the_steps_of_its_lines():
+    stating = set()
+    for step, text in TABLES["steps"]:
+        found = match_step(text)
+        assert (found and found.step) == step, text
+        assert found is None or may_state_step(re.sub("[0-9]+", "0", text)), text
+        stating.add(found and found.form)
+    # Theirs are the names of counters.
+    assert {form.name for form in STEP_FORMS} - stating == {"MLPerf", "word"}
+    assert not may_state_step("loss: 0.0 | grad_norm: 0.0 | batch time | 0.0s")
+    assert may_state_step("loss: 0.0 | batch time: 0.0s")
 
 
 def test_a_last_line_that_is_cut_off_is_left_out_and_one_without_its_end_is_not(tmp_path):

@@ -12,8 +12,8 @@ from pathlib import Path
 from msgspec import Struct, convert
 
 from rmetric._util.lazy import read_yaml
-from rmetric.diagnosis.reading.steps import match_step
 from rmetric.diagnosis.reading.text import WordIndex
+from rmetric.readers.step_forms import match_step
 
 
 class StageRule(Struct, frozen=True):

@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from rmetric.diagnosis.facts.job import Iteration, Place
-from rmetric.diagnosis.reading.steps import SAMPLES, StepMatch
+from rmetric.readers.step_forms import SAMPLES, StepMatch
 
 #: Iterations before it that one is compared with (L4, section 4.4).
 WINDOW = 10

@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import product
 from math import nan
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmetric._util.printed import counted, printable
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from rmetric.diagnosis.result import FOLLOWS, LIKELY, SURE, Diagnosis, Evidence, Suspect
 
+if TYPE_CHECKING:
+    from rmetric.diagnosis.result import Diagnosis, Evidence, Suspect
+
+#: The reason of a candidate that came behind another fault: "follows ID".
+FOLLOWS = "follows "
 #: Largest number of lines of a verdict, and of characters of a line.
 MOST_LINES = 15
 WIDTH = 110
@@ -166,8 +170,8 @@ def verdict(diagnosis: Diagnosis) -> str:
 def headline(diagnosis: Diagnosis) -> str:
     """Cause, place and time on one line."""
     cause, place = what(diagnosis), where(diagnosis)
-    doubt = ", probably" if diagnosis.cause and diagnosis.confidence < SURE else ""
-    if diagnosis.outcome == "healthy" and diagnosis.confidence < LIKELY:
+    doubt = ", probably" if diagnosis.cause and diagnosis.certainty != "sure" else ""
+    if diagnosis.outcome == "healthy" and diagnosis.certainty == "guess":
         doubt = ", perhaps"
     head = f"{diagnosis.outcome.upper()}{doubt}: "
     # A rank that the title names is not named again.
@@ -255,12 +259,10 @@ def clock(seconds: float, *, date: bool = True) -> str:
 
 def sureness(diagnosis: Diagnosis) -> str:
     """The confidence in a number and a word."""
-    value = diagnosis.confidence
-    word = "sure" if value >= SURE else "likely" if value >= LIKELY else "guess"
     # 99.6 % is not certain, and is not shown as 100.
-    number = 100 if value >= 1 else min(round(100 * value), 99)
+    number = 100 if diagnosis.confidence >= 1 else min(round(100 * diagnosis.confidence), 99)
     of = "" if diagnosis.cause else _SURE_OF.get(diagnosis.outcome, "")
-    return f"{number} % ({word}){of}"
+    return f"{number} % ({diagnosis.certainty}){of}"
 
 
 def owner(diagnosis: Diagnosis) -> str:
