@@ -28,8 +28,8 @@ from rmetric._util.options import add_jobs, path_in, path_out, refuse_input
 from rmetric._util.strict_json import encode
 from rmetric.cli.progress import reading
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from rmetric.diagnosis.render import clock, verdict
-from rmetric.diagnosis.result import Diagnosis
+from rmetric.diagnosis.report.render import clock, verdict
+from rmetric.diagnosis.report.result import Diagnosis
 
 #: Raised where what `--json` holds changes its meaning.
 FORMAT = 1
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
             diagnosis = _diagnose(options)
         html = b""
         if options.page is not None:
-            from rmetric.diagnosis.incident import incident_page
+            from rmetric.diagnosis.report.incident import incident_page
 
             page = incident_page(diagnosis, metrics=options.metrics, telemetry=options.telemetry)
             html = page.encode("utf-8", "replace")

@@ -97,7 +97,7 @@ def _out(options: argparse.Namespace) -> Path:
 def _warn(paths: list[Path], jobs: list[Job], library: SignatureLibrary) -> None:
     """Warn of failed jobs: a pool of their events would hide failures."""
     from rmetric.diagnosis.decide import gathered
-    from rmetric.diagnosis.render import headline
+    from rmetric.diagnosis.report.render import headline
 
     for path, job in zip(paths, jobs, strict=True):
         found = gathered(job, library).diagnosis()

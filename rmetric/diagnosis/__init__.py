@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rmetric.diagnosis.decide import diagnose
     from rmetric.diagnosis.library import SignatureLibrary
     from rmetric.diagnosis.pool import Pool
-    from rmetric.diagnosis.result import Diagnosis, Evidence, Suspect
+    from rmetric.diagnosis.report.result import Diagnosis, Evidence, Suspect
 else:
     __getattr__, __dir__ = lazy(
         __name__,
@@ -23,7 +23,7 @@ else:
             "rmetric.diagnosis.decide": "diagnose",
             "rmetric.diagnosis.library": "SignatureLibrary",
             "rmetric.diagnosis.pool": "Pool",
-            "rmetric.diagnosis.result": "Diagnosis Evidence Suspect",
+            "rmetric.diagnosis.report.result": "Diagnosis Evidence Suspect",
         },
     )
 

@@ -34,8 +34,8 @@ from rmetric.diagnosis.model import (
     score,
     suspects,
 )
-from rmetric.diagnosis.render import FOLLOWS
-from rmetric.diagnosis.result import LIKELY, Candidate, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.report.render import FOLLOWS
+from rmetric.diagnosis.report.result import LIKELY, Candidate, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.signature import HUNG, NOT_FINITE, Signature, inferred_causes
 from rmetric.diagnosis.stage import stage_of_failure
 

@@ -22,7 +22,7 @@ from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import traits_of
 from rmetric.diagnosis.pool import HealthyReference, Pool
-from rmetric.diagnosis.result import Attempt, Diagnosis
+from rmetric.diagnosis.report.result import Attempt, Diagnosis
 
 Paths = str | Path | Sequence[str | Path]
 

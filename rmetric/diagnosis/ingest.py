@@ -28,7 +28,7 @@ from rmetric.diagnosis.parts import Part, merged
 from rmetric.diagnosis.reading.file_names import ATTEMPT, is_kernel_log
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
-from rmetric.diagnosis.render import clock
+from rmetric.diagnosis.report.render import clock
 from rmetric.diagnosis.templates import OTHERS, LineAnalyser
 
 #: Below so many bytes, processes cost more than they save.

@@ -20,7 +20,7 @@ import numpy as np
 from rmetric.diagnosis.evidence.scene import Row, Scene, grouped, strongest
 from rmetric.diagnosis.facts.job import Job, JobStream
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.result import MAX_NODES, SURE, Suspect
+from rmetric.diagnosis.report.result import MAX_NODES, SURE, Suspect
 from rmetric.diagnosis.signature import HUNG, InferredCause, Signature, inferred_causes
 from rmetric.readers.step_forms import planned_steps
 

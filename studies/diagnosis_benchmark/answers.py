@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from rmetric.diagnosis.result import SURE, Diagnosis
+from rmetric.diagnosis.report.result import SURE, Diagnosis
 from studies.diagnosis_benchmark.cases import Case
 from studies.diagnosis_benchmark.cause_meanings import class_is_right, stages_of
 from studies.diagnosis_benchmark.reading import LogLine, Read

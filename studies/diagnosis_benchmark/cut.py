@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from rmetric._util.errors import LogError, exit_with
-from rmetric.diagnosis.result import SURE
+from rmetric.diagnosis.report.result import SURE
 from studies.common.processes import mapped
 from studies.diagnosis_benchmark.transformed import OTHERS, Files, command, diagnosed, files_of
 from studies.diagnosis_benchmark.written_jobs import scored

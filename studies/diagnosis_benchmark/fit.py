@@ -37,7 +37,7 @@ from rmetric.diagnosis.facts.job import Job, short
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import HEALTHY, NOBODY, Features, Knots, Model, candidates
-from rmetric.diagnosis.result import SURE
+from rmetric.diagnosis.report.result import SURE
 from rmetric.logs import write_atomically
 from studies.common.command import command_parser
 from studies.common.processes import mapped

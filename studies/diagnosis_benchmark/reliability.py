@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmetric.diagnosis.model import Model
-from rmetric.diagnosis.result import SURE
+from rmetric.diagnosis.report.result import SURE
 from rmetric.evaluation.intervals import Estimate, Floats, estimate, wilson
 from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.answers import Answer

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from rmetric._util.errors import LogError, exit_with
 from rmetric._util.options import add_jobs
 from rmetric.diagnosis.decide import diagnose
-from rmetric.diagnosis.result import Diagnosis
+from rmetric.diagnosis.report.result import Diagnosis
 from studies.common.command import command_parser
 from studies.common.processes import mapped
 from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened

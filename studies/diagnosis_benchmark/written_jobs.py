@@ -12,7 +12,7 @@ from functools import partial
 from rmetric._util.errors import LogError
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.result import SURE, Diagnosis
+from rmetric.diagnosis.report.result import SURE, Diagnosis
 from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.answers import nodes_of, ranks_of
 from studies.diagnosis_benchmark.cases import Case

@@ -14,8 +14,8 @@ import rmetric
 from rmetric.cli.diagnose import EXAMPLES, EXIT_CODES, as_json
 from rmetric.cli.main import main
 from rmetric.diagnosis import decide
-from rmetric.diagnosis.render import verdict
-from rmetric.diagnosis.result import OUTCOMES, Diagnosis
+from rmetric.diagnosis.report.render import verdict
+from rmetric.diagnosis.report.result import OUTCOMES, Diagnosis
 from tests.diagnosis.diagnoses import evidence, out_of_memory
 
 OUT_OF_MEMORY = """Traceback (most recent call last):

@@ -15,7 +15,7 @@ from rmetric._util.errors import FAILED, INTERRUPTED, WRONG, exit_code_of, exit_
 from rmetric.cli import COMMANDS, diagnose, supervise, telemetry, watch
 from rmetric.cli import main as command_line
 from rmetric.detectors.calibrated.thresholds import read_thresholds
-from rmetric.diagnosis.result import OUTCOMES
+from rmetric.diagnosis.report.result import OUTCOMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")

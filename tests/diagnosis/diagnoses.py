@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmetric.diagnosis.result import Candidate, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.report.result import Candidate, Diagnosis, Evidence, Suspect
 
 #: 2024-05-03 02:14:07, as seconds since 1970.
 THEN = 1714702447.0

@@ -14,7 +14,7 @@ from rmetric.cli.main import main
 from rmetric.diagnosis import Diagnosis, diagnose
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.result import SURE
+from rmetric.diagnosis.report.result import SURE
 from studies.diagnosis_benchmark.corpus import CorpusJob, corpus, expanded, write
 
 ALL = list(corpus())

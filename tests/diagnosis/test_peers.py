@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.patterns.spatial import THRESHOLD, peer_outliers
 from rmetric.diagnosis.patterns.values import number_outliers, numbers, setting_outliers
-from rmetric.diagnosis.result import MAX_NODES
+from rmetric.diagnosis.report.result import MAX_NODES
 from tests.diagnosis.jobs import Maker, healthy
 
 

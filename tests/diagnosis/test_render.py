@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.render import (
+from rmetric.diagnosis.report.render import (
     MOST_LINES,
     WIDTH,
     brief,
@@ -18,7 +18,14 @@ from rmetric.diagnosis.render import (
     headline,
     verdict,
 )
-from rmetric.diagnosis.result import OUTCOMES, Attempt, Candidate, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.report.result import (
+    OUTCOMES,
+    Attempt,
+    Candidate,
+    Diagnosis,
+    Evidence,
+    Suspect,
+)
 from rmetric.diagnosis.signature import CHOICES
 from tests.diagnosis.diagnoses import THEN, evidence, out_of_memory, suspect
 

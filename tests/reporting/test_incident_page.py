@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rmetric.diagnosis.incident import incident_page, on_axis, timelines
-from rmetric.diagnosis.result import Candidate, Diagnosis
+from rmetric.diagnosis.report.incident import incident_page, on_axis, timelines
+from rmetric.diagnosis.report.result import Candidate, Diagnosis
 from rmetric.logs import LogError
 from rmetric.telemetry.lines import event_line
 from rmetric.telemetry.reading import GpuSign, Reading

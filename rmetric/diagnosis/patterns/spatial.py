@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.diagnosis.facts.job import Job, JobStream
-from rmetric.diagnosis.result import MAX_NODES
+from rmetric.diagnosis.report.result import MAX_NODES
 
 #: A normal distribution's standard deviation, of its median distance from the middle.
 MAD_TO_DEVIATION = 1.4826

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from rmetric import Record, Run
-from rmetric.diagnosis.incident import incident_page
+from rmetric.diagnosis.report.incident import incident_page
 from rmetric.reporting.page import index_of
 from tests.diagnosis.diagnoses import out_of_memory
 from tests.reporting.page.pages import HOSTILE, eventful_run, hostile_run, page

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rmetric import Record, RMetricConfig, Run
-from rmetric.diagnosis.incident import incident_page
+from rmetric.diagnosis.report.incident import incident_page
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import open_log, read_log
 from rmetric.records import LogEvent
@@ -144,7 +144,7 @@ def test_an_incident_s_page_has_the_decisions_on_its_charts_and_its_timeline(log
 
 
 def test_a_return_stands_on_the_timeline_where_the_records_after_it_begin(log):
-    from rmetric.diagnosis.incident import metric_lanes, read_metric
+    from rmetric.diagnosis.report.incident import metric_lanes, read_metric
 
     diagnosis = out_of_memory(iteration=730, job=dict(out_of_memory().job, last_step_time=THEN))
     lanes = metric_lanes(read_metric(log, diagnosis))

@@ -14,7 +14,7 @@ from rmetric.diagnosis.facts.job import STAGES as OUR_STAGES
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.report.result import SURE, Diagnosis, Evidence, Suspect
 from studies.diagnosis_benchmark import answers, cause_meanings, restart_advice, scoring
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer, nodes_of, of_diagnosis, ranks_of

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import Model
-from rmetric.diagnosis.result import Attempt, Candidate, Diagnosis, Suspect
+from rmetric.diagnosis.report.result import Attempt, Candidate, Diagnosis, Suspect
 from rmetric.diagnosis.signature import inferred_causes
 from studies.diagnosis_benchmark import cause_meanings as meanings
 from studies.diagnosis_benchmark import cut, gpualert, transformed, written_sets

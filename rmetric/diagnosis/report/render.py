@@ -20,7 +20,7 @@ from rmetric._util.printed import counted, printable
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 if TYPE_CHECKING:
-    from rmetric.diagnosis.result import Diagnosis, Evidence, Suspect
+    from rmetric.diagnosis.report.result import Diagnosis, Evidence, Suspect
 
 #: The reason of a candidate that came behind another fault: "follows ID".
 FOLLOWS = "follows "

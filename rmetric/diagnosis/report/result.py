@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from shlex import quote
 from typing import Any
 
-from rmetric.diagnosis.render import verdict
+from rmetric.diagnosis.report.render import verdict
 
 OUTCOMES = {
     "healthy": "no failure found",

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeGuard
 
 from rmetric._util import __version__
 from rmetric._util.printed import counted
-from rmetric.diagnosis import render
 from rmetric.diagnosis.facts.job import STAGES
-from rmetric.diagnosis.render import clock, excerpt, plain
-from rmetric.diagnosis.result import Diagnosis, Evidence
+from rmetric.diagnosis.report import render
+from rmetric.diagnosis.report.render import clock, excerpt, plain
+from rmetric.diagnosis.report.result import Diagnosis, Evidence
 from rmetric.readers import read_log
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.page import (
