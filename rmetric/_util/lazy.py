@@ -13,7 +13,7 @@ from typing import Any
 EXTRAS = {
     "plot": "matplotlib",
     "study": "scipy pandas seaborn graphviz",
-    "diagnosis": "sklearn dtaidistance drain3 regex",
+    "diagnosis": "sklearn dtaidistance drain3 regex yaml",
     "live": "torch transformers",
     "guard": "psutil prometheus_client pynvml yaml",
     "lightning": "lightning",
