@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
+from typing import Any
+
+import pandas as pd
 
 from rmetric.evaluation import Estimate
 
@@ -56,6 +59,15 @@ class Table:
     notes: Sequence[str] = ()
     number: int = 0
     grouped: bool = False
+
+    @classmethod
+    def of(
+        cls, name: str, title: str, rows: pd.DataFrame | Iterable[dict[str, Any]], **about: Any
+    ) -> Table:
+        """From a frame whose columns are named by the heads, or from its rows."""
+        frame = pd.DataFrame(rows, dtype=object)
+        cells = list(frame.itertuples(index=False, name=None))
+        return cls(name, title, list(frame), cells, **about)
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
