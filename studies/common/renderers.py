@@ -48,7 +48,7 @@ def to_tex(table: Table) -> str:
     for index, cells in enumerate(table.shown()):
         if index and table.starts_group(index):
             body.append(r"\midrule")
-        body.append(_tex_row(cells))
+        body.append(tex_row(cells))
     lines = [
         r"% \usepackage{booktabs,graphicx}",
         r"\begin{table*}[tp]",
@@ -58,7 +58,7 @@ def to_tex(table: Table) -> str:
         r"\sbox8{%",
         rf"\begin{{tabular}}{{{''.join(kinds)}}}",
         r"\toprule",
-        _tex_row([column.label for column in table.columns]),
+        tex_row([column.label for column in table.columns]),
         r"\midrule",
         *body,
         r"\bottomrule",
@@ -125,7 +125,8 @@ def escape_tex(text: str) -> str:
     return "".join(_TEX.get(character, character) for character in text)
 
 
-def _tex_row(cells: Sequence[str]) -> str:
+def tex_row(cells: Iterable[str]) -> str:
+    """A row of a LaTeX table."""
     # Braces keep a cell that begins with [ from being read as an option of the row before.
     return " & ".join(f"{{{escape_tex(cell)}}}" for cell in cells) + r" \\"
 
