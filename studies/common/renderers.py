@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from textwrap import wrap
+
+import pandas as pd
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.printed import csv_cell
@@ -19,13 +19,11 @@ WRAP_AT = 30
 
 def to_csv(table: Table) -> str:
     """Numbers to six digits; an interval takes two columns more."""
-    columns = table.flat()
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([csv_cell(label) for label, _ in columns])
-    rows = zip(*(cells for _, cells in columns), strict=True)
-    writer.writerows([csv_cell(_plain(cell)) for cell in row] for row in rows)
-    return out.getvalue()
+    labels, cells = zip(*table.flat(), strict=True)
+    frame = pd.DataFrame(
+        zip(*cells, strict=True), columns=list(map(csv_cell, labels)), dtype=object
+    )
+    return frame.map(lambda cell: csv_cell(_plain(cell))).to_csv(index=False, lineterminator="\n")
 
 
 def to_markdown(table: Table) -> str:
