@@ -15,6 +15,7 @@ from itertools import product
 from math import exp, isnan, nan, sqrt
 
 import numpy as np
+import pandas as pd
 from scipy.stats import binom, chi2
 
 from rmetric.evaluation.intervals import Estimate, estimate, wilson
@@ -22,9 +23,7 @@ from studies.common.table import Cell, Table, numbered, percent
 from studies.fleet import published
 from studies.fleet.gpu_usage import DAY, HOUR, MEDIAN_LEAD_HOURS
 from studies.fleet.predictors import PREDICTORS
-from studies.fleet.risk_evaluation import HORIZONS, LEAST_LEAD, GpuAlarms, found_leads
-
-Strata = dict[str, list[GpuAlarms]]
+from studies.fleet.risk_evaluation import HORIZONS, LEAST_LEAD, STRATA, Strata
 
 #: Contained errors a GPU-day: the published rate, less those that ended a run.
 CONTAINED_PER_GPU_DAY = published.MEMORY_ERRORS_PER_GPU_DAY - (
@@ -54,8 +53,11 @@ def weighted(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
 
 def recall_in(strata: Strata, stratum: str, horizon: str, name: str) -> Estimate:
     """Share of the failures of one stratum that were announced."""
-    leads = [lead for gpu in strata[stratum] for lead in gpu.judged[horizon][name].leads]
-    return wilson(sum(not isnan(lead) for lead in leads), len(leads))
+    return _announced(strata[stratum, horizon, name].leads)
+
+
+def _announced(leads: pd.Series[float]) -> Estimate:
+    return wilson(int(leads.notna().sum()), len(leads))
 
 
 def _of_failures(share: float, of: Callable[[str], Estimate]) -> Estimate:
@@ -72,30 +74,30 @@ def at_failure(strata: Strata, share: float, horizon: str, name: str) -> Estimat
     """Share of a GPU's failures that were not announced, but detected as they happened."""
 
     def of(stratum: str) -> Estimate:
-        seen = [late for gpu in strata[stratum] for late in gpu.judged[horizon][name].at_failure]
-        return wilson(sum(seen), len(seen))
+        seen = strata[stratum, horizon, name].at_failure
+        return wilson(int(seen.sum()), len(seen))
 
     return _of_failures(share, of)
 
 
 def false_alarms(strata: Strata, horizon: str, name: str) -> Estimate:
     """False alarms a GPU-day."""
-    a_window = mean([gpu.judged[horizon][name].num_false for gpu in strata["contained"]])
+    a_window = mean(strata["contained", horizon, name].num_false)
     in_windows = CONTAINED_PER_GPU_DAY * CONTAINED_DAYS
     return weighted(
         [(1 - in_windows, _ordinary(strata, horizon, name)), (CONTAINED_PER_GPU_DAY, a_window)]
     )
 
 
-def mean(values: Sequence[float]) -> Estimate:
+def mean(values: pd.Series[float]) -> Estimate:
     """Mean with its bootstrap interval."""
-    return estimate(lambda drawn: drawn @ np.array(values) / drawn.sum(axis=1), len(values))
+    numbers = values.to_numpy(dtype=float)
+    return estimate(lambda drawn: drawn @ numbers / drawn.sum(axis=1), len(numbers))
 
 
 def _ordinary(strata: Strata, horizon: str, name: str) -> Estimate:
-    judged = [gpu.judged[horizon][name] for gpu in strata["healthy"]]
-    numbers = np.array([gpu.num_false for gpu in judged], dtype=float)
-    days = np.array([gpu.days for gpu in judged])
+    healthy = strata["healthy", horizon, name]
+    numbers, days = healthy.num_false.to_numpy(dtype=float), healthy.days.to_numpy(dtype=float)
     exact = poisson(int(numbers.sum()), float(days.sum()))
     drawn = estimate(lambda counts: (counts @ numbers) / (counts @ days), numbers.size)
     return Estimate(exact.point, min(exact.low, drawn.low), max(exact.high, drawn.high))
@@ -121,7 +123,7 @@ def by_chance(false: Estimate, horizon: str) -> float:
 
 def firing(strata: Strata, horizon: str, name: str) -> Estimate:
     """Share of the readings of healthy GPUs at which it alarms."""
-    return mean([gpu.judged[horizon][name].firing for gpu in strata["healthy"]])
+    return mean(strata["healthy", horizon, name].firing)
 
 
 def median(values: Sequence[float]) -> Estimate:
@@ -191,7 +193,7 @@ def _scores(strata: Strata, horizon: str) -> Table:
 def _score(strata: Strata, horizon: str, name: str, title: str) -> dict[str, Cell]:
     found = recall(strata, SHARE, horizon, name)
     false = false_alarms(strata, horizon, name)
-    leads = [lead / HOUR for lead in found_leads(strata["with_sign"], horizon, name)]
+    leads = strata["with_sign", horizon, name].leads.dropna().astype(float) / HOUR
     return {
         "Predictor": title,
         "GPU failures announced (%):1": percent(found),
@@ -200,7 +202,7 @@ def _score(strata: Strata, horizon: str, name: str, title: str) -> dict[str, Cel
         "by chance at its rate (%):1": 100 * by_chance(false, horizon),
         "only detected as they happen (%):1": percent(at_failure(strata, SHARE, horizon, name)),
         "Precision (%):3": percent(precision(found, false)),
-        "Median lead (h):1": median(leads),
+        "Median lead (h):1": median([*leads]),
         "announced with a sign (n)": len(leads),
         "False alarms a GPU-day:4": false,
         "a 1000 GPU-days:1": Estimate(*(1000 * bound for bound in false)),
@@ -229,12 +231,13 @@ def _shares(strata: Strata) -> Table:
 
 def _signs(strata: Strata) -> Table:
     horizon, _ = HORIZONS
-    rows: list[dict[str, Cell]] = [{"Predictor": predictor.title} for predictor in PREDICTORS]
-    for sign in MEDIAN_LEAD_HOURS:
-        part = {"with_sign": [gpu for gpu in strata["with_sign"] if gpu.sign == sign]}
-        head = f"{sign} (n = {len(part['with_sign'])}):0"
-        for row, predictor in zip(rows, PREDICTORS, strict=True):
-            row[head] = percent(recall_in(part, "with_sign", horizon, predictor.name))
+    rows: list[dict[str, Cell]] = []
+    for predictor in PREDICTORS:
+        rows.append({"Predictor": predictor.title})
+        found = strata["with_sign", horizon, predictor.name]
+        for sign in MEDIAN_LEAD_HOURS:
+            leads = found.leads[found.sign == sign]
+            rows[-1][f"{sign} (n = {len(leads)}):0"] = percent(_announced(leads))
     return Table.of(
         "risk_signs",
         f"Failures announced within {horizon}, by the sign before them (%)",
@@ -245,8 +248,9 @@ def _signs(strata: Strata) -> Table:
 
 def _sample(strata: Strata) -> Table:
     horizon, _ = HORIZONS
-    number = {name: len(histories) for name, histories in strata.items()}
-    days = sum(gpu.judged[horizon]["never"].days for gpu in strata["healthy"])
+    judged = {name: strata[name, horizon, "never"] for name in STRATA}
+    number = {name: len(histories) for name, histories in judged.items()}
+    days = float(judged["healthy"].days.sum())
     of_contained = CONTAINED_DAYS * number["contained"], 1000 * CONTAINED_PER_GPU_DAY
     failures = 1000 * published.FAILURES_PER_GPU_DAY
     return Table(

@@ -37,7 +37,6 @@ from studies.fleet.risk_evaluation import (
     FailureWindows,
     beginnings,
     evaluate,
-    found_leads,
     simulate,
 )
 from studies.fleet.risk_tables import SHARE, tables
@@ -256,7 +255,7 @@ def test_the_anchors_are_where_they_must_be():
     assert estimates.recall(strata, SHARE, "1 h", "hourly").point == 1
     assert estimates.false_alarms(strata, "24 h", "hourly").point == pytest.approx(24, rel=0.01)
     assert estimates.firing(strata, "24 h", "always").point == 1
-    assert not found_leads(strata["with_sign"], "24 h", "always")
+    assert strata["with_sign", "24 h", "always"].leads.isna().all()
 
 
 def test_the_command_writes_the_same_bytes_twice(tmp_path, capsys):
