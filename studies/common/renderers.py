@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain, zip_longest
 from pathlib import Path
 from textwrap import wrap
@@ -11,6 +11,7 @@ import pandas as pd
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.printed import csv_cell
+from rmetric.evaluation import Estimate
 from studies.common.table import Cell, Table
 
 #: Characters a line of a wide cell may take on a terminal.
@@ -19,10 +20,14 @@ WRAP_AT = 30
 
 def to_csv(table: Table) -> str:
     """Numbers to six digits; an interval takes two columns more."""
-    labels, cells = zip(*table.flat(), strict=True)
-    frame = pd.DataFrame(
-        zip(*cells, strict=True), columns=list(map(csv_cell, labels)), dtype=object
-    )
+    parts = []
+    for place, column in enumerate(table.columns):
+        cells = [row[place] for row in table.rows]
+        ends = ("", " low", " high") if any(isinstance(c, Estimate) for c in cells) else ("",)
+        heads = [csv_cell(f"{column.label}{end}") for end in ends]
+        rows = [(c if isinstance(c, Estimate) else (c, None, None))[: len(ends)] for c in cells]
+        parts.append(pd.DataFrame(rows, columns=heads, dtype=object))
+    frame = pd.concat(parts, axis=1)
     return frame.map(lambda cell: csv_cell(_plain(cell))).to_csv(index=False, lineterminator="\n")
 
 
@@ -78,8 +83,11 @@ def to_text(table: Table) -> str:
     """
     skip = int(table.grouped)
     header = tuple(column.label for column in table.columns[skip:])
-    rows = [_wrapped(table, cells)[skip:] for cells in table.shown()]
-    blocks = [list(zip_longest(*cells, fillvalue="")) for cells in rows]
+    blocks = []
+    for cells in table.shown():
+        pairs = list(zip(cells, table.columns, strict=True))[skip:]
+        wrapped = (wrap(cell, WRAP_AT) or [""] if column.wide else [cell] for cell, column in pairs)
+        blocks.append(list(zip_longest(*wrapped, fillvalue="")))
     widths = [max(map(len, cells)) for cells in zip(header, *chain(*blocks), strict=True)]
     on_the_left = [table.is_text(i) for i in range(skip, len(table.columns))]
 
@@ -99,14 +107,6 @@ def to_text(table: Table) -> str:
     for note in table.notes:
         lines += wrap(note, 100, initial_indent="* ", subsequent_indent="  ")
     return "\n".join(lines) + "\n"
-
-
-def _wrapped(table: Table, cells: Sequence[str]) -> list[list[str]]:
-    """The lines of each cell."""
-    return [
-        wrap(cell, WRAP_AT) or [""] if column.wide else [cell]
-        for cell, column in zip(cells, table.columns, strict=True)
-    ]
 
 
 #: Beyond ASCII, what our own words use; longest first.

@@ -85,19 +85,6 @@ class Table:
             for row in self.rows
         ]
 
-    def flat(self) -> list[tuple[str, list[Cell]]]:
-        """Label and cells of each column; a column of intervals becomes three."""
-        out: list[tuple[str, list[Cell]]] = []
-        for index, column in enumerate(self.columns):
-            cells = [row[index] for row in self.rows]
-            if not any(isinstance(cell, Estimate) for cell in cells):
-                out.append((column.label, cells))
-                continue
-            parts = [cell if isinstance(cell, Estimate) else (cell, None, None) for cell in cells]
-            for place, suffix in enumerate(("", " low", " high")):
-                out.append((f"{column.label}{suffix}", [part[place] for part in parts]))
-        return out
-
     def is_text(self, index: int) -> bool:
         """True where a column holds text rather than numbers."""
         return any(isinstance(row[index], str) for row in self.rows)
