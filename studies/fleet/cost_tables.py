@@ -29,7 +29,6 @@ Get = Callable[[FleetJob], Measured]
 BIG = SIZES[-1]
 #: Sizes whose break-even is computed.
 BREAK_EVEN_SIZES = SIZES[2:]
-ALWAYS = "always one"
 #: False alarms to a failure, where their cost is measured: about twice today's.
 ALARMS_PER_FAILURE = 4.0
 #: Words -> false alarms a GPU-day.
@@ -42,25 +41,21 @@ def tables(get: Get) -> list[Table]:
     return numbered([*made, training_failures.table(training_failures.outcomes())])
 
 
-def strategies() -> dict[str, tuple[float | None, FailurePredictor]]:
-    """Words -> interval (None: Young/Daly's) and predictor."""
-    found: dict[str, tuple[float | None, FailurePredictor]] = {
+def _strategies(get: Get) -> Table:
+    # Words -> interval (None: Young/Daly's) and predictor.
+    strategies: dict[str, tuple[float | None, FailurePredictor]] = {
         "every hour": (3600.0, FailurePredictor()),
         "Young/Daly": (None, FailurePredictor()),
     }
     for (words, alarms), recall in product(ALARMS.items(), RECALLS):
         predictor = FailurePredictor(recall=recall, false_alarms_per_gpu_day=alarms)
-        found[f"+ emergency, recall {recall:g}, {words}"] = None, predictor
-    return found
-
-
-def _strategies(get: Get) -> Table:
+        strategies[f"+ emergency, recall {recall:g}, {words}"] = None, predictor
     rows: list[tuple[Cell, ...]] = []
     for size in SIZES:
         mtbf = a_job(size, "synchronous").fleet.seconds_between_failures
         none = 100 * unsaved_ettr(mtbf=mtbf, work=UNSAVED_DAYS * DAY, restart=600.0)
         rows.append((f"{size:,}", "no saves (7 days)", none, None, none, None))
-        for words, (interval, predictor) in strategies().items():
+        for words, (interval, predictor) in strategies.items():
             cells = [
                 percent(get(a_job(size, saves, predictor, interval=interval, **fleet)).ettr)
                 for saves in SAVES
@@ -241,7 +236,7 @@ def shrink_jobs(size: int, share: float | None) -> dict[str, FleetJob]:
     return {how: a_job(size, "asynchronous", **settings, **new) for how, new in hows.items()}
 
 
-SPARES = {"none": 0.0, "1 %": 0.01, ALWAYS: None}
+SPARES = {"none": 0.0, "1 %": 0.01, "always one": None}
 
 
 def _shrinking(get: Get) -> Table:
