@@ -7,10 +7,10 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,8 +18,7 @@ TABLE = Path(__file__).with_name("claims.yaml")
 _NUMBER = r"([-+]?\d[\d,]*(?:\.\d+)?)"
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """Results that a few commands make.
 
     Attributes:
@@ -37,8 +36,7 @@ class Source:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, rename={"name": "id", "documents": "in"}):
     """A statement with numbers.
 
     Attributes:
@@ -77,8 +75,7 @@ class Claim:
         return list(found[0])
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """Claims; statement -> file of the test that checks it; texts whose numbers are no results."""
 
     claims: tuple[Claim, ...]
@@ -89,30 +86,17 @@ class Table:
 def load(path: Path = TABLE) -> Table:
     """Read claims.yaml; raises ValueError for an unknown source, and for a name used twice."""
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    sources = {
-        name: Source(name=name, **{**row, "commands": tuple(row["commands"])})
-        for name, row in given["sources"].items()
-    }
-    claims = []
+    sources = {name: {"name": name, **row} for name, row in given["sources"].items()}
     for row in given["claims"]:
         if row["source"] not in sources:
             raise ValueError(f"{path}: {row['id']} has the source {row['source']!r}, not defined")
-        claims.append(
-            Claim(
-                name=row["id"],
-                documents=tuple(row["in"]),
-                source=sources[row["source"]],
-                text=row["text"],
-                values=tuple(row["values"]),
-                tolerance=float(row["tolerance"]),
-                listed=row.get("listed", True),
-            )
-        )
+        row["source"] = sources[row["source"]]
+    claims = msgspec.convert(given["claims"], tuple[Claim, ...])
     names = [claim.name for claim in claims]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: two claims are named {sorted(twice)}")
     elsewhere = {row["text"]: row["test"] for row in given["elsewhere"]}
-    return Table(tuple(claims), elsewhere, tuple(given["no_results"]))
+    return Table(claims, elsewhere, tuple(given["no_results"]))
 
 
 def flat(text: str) -> str:

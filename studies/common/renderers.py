@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain, zip_longest
 from pathlib import Path
 from textwrap import wrap
 
+import pandas as pd
+
 from rmetric._util.durable import write_atomically
 from rmetric._util.printed import csv_cell
+from rmetric.evaluation import Estimate
 from studies.common.table import Cell, Table
 
 #: Characters a line of a wide cell may take on a terminal.
@@ -19,13 +20,15 @@ WRAP_AT = 30
 
 def to_csv(table: Table) -> str:
     """Numbers to six digits; an interval takes two columns more."""
-    columns = table.flat()
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([csv_cell(label) for label, _ in columns])
-    rows = zip(*(cells for _, cells in columns), strict=True)
-    writer.writerows([csv_cell(_plain(cell)) for cell in row] for row in rows)
-    return out.getvalue()
+    parts = []
+    for place, column in enumerate(table.columns):
+        cells = [row[place] for row in table.rows]
+        ends = ("", " low", " high") if any(isinstance(c, Estimate) for c in cells) else ("",)
+        heads = [csv_cell(f"{column.label}{end}") for end in ends]
+        rows = [(c if isinstance(c, Estimate) else (c, None, None))[: len(ends)] for c in cells]
+        parts.append(pd.DataFrame(rows, columns=heads, dtype=object))
+    frame = pd.concat(parts, axis=1)
+    return frame.map(lambda cell: csv_cell(_plain(cell))).to_csv(index=False, lineterminator="\n")
 
 
 def to_markdown(table: Table) -> str:
@@ -48,7 +51,7 @@ def to_tex(table: Table) -> str:
     for index, cells in enumerate(table.shown()):
         if index and table.starts_group(index):
             body.append(r"\midrule")
-        body.append(_tex_row(cells))
+        body.append(tex_row(cells))
     lines = [
         r"% \usepackage{booktabs,graphicx}",
         r"\begin{table*}[tp]",
@@ -58,7 +61,7 @@ def to_tex(table: Table) -> str:
         r"\sbox8{%",
         rf"\begin{{tabular}}{{{''.join(kinds)}}}",
         r"\toprule",
-        _tex_row([column.label for column in table.columns]),
+        tex_row([column.label for column in table.columns]),
         r"\midrule",
         *body,
         r"\bottomrule",
@@ -80,8 +83,11 @@ def to_text(table: Table) -> str:
     """
     skip = int(table.grouped)
     header = tuple(column.label for column in table.columns[skip:])
-    rows = [_wrapped(table, cells)[skip:] for cells in table.shown()]
-    blocks = [list(zip_longest(*cells, fillvalue="")) for cells in rows]
+    blocks = []
+    for cells in table.shown():
+        pairs = list(zip(cells, table.columns, strict=True))[skip:]
+        wrapped = (wrap(cell, WRAP_AT) or [""] if column.wide else [cell] for cell, column in pairs)
+        blocks.append(list(zip_longest(*wrapped, fillvalue="")))
     widths = [max(map(len, cells)) for cells in zip(header, *chain(*blocks), strict=True)]
     on_the_left = [table.is_text(i) for i in range(skip, len(table.columns))]
 
@@ -103,14 +109,6 @@ def to_text(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(table: Table, cells: Sequence[str]) -> list[list[str]]:
-    """The lines of each cell."""
-    return [
-        wrap(cell, WRAP_AT) or [""] if column.wide else [cell]
-        for cell, column in zip(cells, table.columns, strict=True)
-    ]
-
-
 #: Beyond ASCII, what our own words use; longest first.
 _TEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$",
@@ -125,7 +123,8 @@ def escape_tex(text: str) -> str:
     return "".join(_TEX.get(character, character) for character in text)
 
 
-def _tex_row(cells: Sequence[str]) -> str:
+def tex_row(cells: Iterable[str]) -> str:
+    """A row of a LaTeX table."""
     # Braces keep a cell that begins with [ from being read as an option of the row before.
     return " & ".join(f"{{{escape_tex(cell)}}}" for cell in cells) + r" \\"
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
+from typing import Any
+
+import pandas as pd
 
 from rmetric.evaluation import Estimate
 
@@ -57,6 +60,15 @@ class Table:
     number: int = 0
     grouped: bool = False
 
+    @classmethod
+    def of(
+        cls, name: str, title: str, rows: pd.DataFrame | Iterable[dict[str, Any]], **about: Any
+    ) -> Table:
+        """From a frame whose columns are named by the heads, or from its rows."""
+        frame = pd.DataFrame(rows, dtype=object)
+        cells = list(frame.itertuples(index=False, name=None))
+        return cls(name, title, list(frame), cells, **about)
+
     @cached_property
     def columns(self) -> tuple[Column, ...]:
         heads = self.heads if isinstance(self.heads, str) else " | ".join(self.heads)
@@ -72,19 +84,6 @@ class Table:
             [show(cell, column.digits) for cell, column in zip(row, self.columns, strict=True)]
             for row in self.rows
         ]
-
-    def flat(self) -> list[tuple[str, list[Cell]]]:
-        """Label and cells of each column; a column of intervals becomes three."""
-        out: list[tuple[str, list[Cell]]] = []
-        for index, column in enumerate(self.columns):
-            cells = [row[index] for row in self.rows]
-            if not any(isinstance(cell, Estimate) for cell in cells):
-                out.append((column.label, cells))
-                continue
-            parts = [cell if isinstance(cell, Estimate) else (cell, None, None) for cell in cells]
-            for place, suffix in enumerate(("", " low", " high")):
-                out.append((f"{column.label}{suffix}", [part[place] for part in parts]))
-        return out
 
     def is_text(self, index: int) -> bool:
         """True where a column holds text rather than numbers."""

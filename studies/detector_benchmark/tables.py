@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from rmetric._util.strict_json import number
 from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate
-from studies.common.table import Cell, Table, numbered, percent
+from studies.common.table import Cell, Table, numbered
 from studies.detector_benchmark.benchmark import Results
 from studies.detector_benchmark.cases import BROKEN_NATS, EARLY_STEPS, SMOOTH_RECORDS, TREND_RECORDS
 from studies.detector_benchmark.measure import QUARTILES
@@ -245,7 +247,7 @@ def left_out(results: Results) -> Table:
     found = results["left_out"]["kinds"]
     rows = [(kind, row["runs"], row["alarmed"], None) for kind, row in found.items()]
     sums = (sum(row[key] for row in found.values()) for key in ("runs", "alarmed"))
-    share = percent(Estimate(*map(number, results["left_out"]["share"])))
+    share = cell(results["left_out"]["share"], "(%)")
     return _table(
         results,
         "left_out",
@@ -346,22 +348,16 @@ BY_FAULT = (
 
 
 def _by_fault(results: Results, of: str, counted: str, name: str, title: str) -> Table:
-    shown = [results["rows"][key] for key in FEATURED if key in results["rows"]]
-    about = next(iter(results["rows"].values()))["faults"]
-    order = sorted(about, key=lambda fault: (about[fault]["benign"], fault))
-    rows = [
-        (
-            fault,
-            "benign" if about[fault]["benign"] else "fault",
-            about[fault][of],
-            *(row["faults"][fault][counted] for row in shown),
-        )
-        for fault in order
-        if about[fault][of]
-    ]
-    sums = (sum(row[place] for row in rows) for place in range(2, 3 + len(shown)))
-    heads = ("Fault or change | Kind | Runs", *(row["title"] for row in shown))
-    return _table(results, name, title, heads, [*rows, ("all", "", *sums)], "Numbers of runs.")
+    first, *_ = results["rows"].values()
+    about = pd.DataFrame(first["faults"]).T.sort_index().sort_values("benign", kind="stable")
+    about = about[about[of] > 0]
+    kinds = about.benign.map({False: "fault", True: "benign"})
+    counts = pd.DataFrame({"Kind": kinds, "Runs": about[of]}, dtype=object)
+    for row in (results["rows"][key] for key in FEATURED if key in results["rows"]):
+        counts[row["title"]] = pd.DataFrame(row["faults"]).T[counted]
+    counts.loc["all"] = ["", *counts.iloc[:, 1:].sum()]
+    heads, rows = ("Fault or change", *counts), list(counts.itertuples(name=None))
+    return _table(results, name, title, heads, rows, "Numbers of runs.")
 
 
 def cell(value: Any, head: str) -> Cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,45 +38,14 @@ STORED = {
 TOP = {"first": TOPS.index(1), "among five": TOPS.index(5)}
 BETTER_THAN = ("Always rank 0", "Error_time")
 
-Measure = Callable[[Results], Estimate | None]
-
 
 def measures(found: Sequence[Results]) -> Table:
     """Measurements beside the goals, which were set before any measurement."""
-    goals: list[tuple[str, Measure, float | None]] = [
-        ("F1 of events, mean of jobs", partial(_f1, over=macro_f1), 0.90),
-        ("F1 of events, all events", partial(_f1, over=micro_f1), 0.90),
-        ("Faulty rank first", partial(_rank, place=TOP["first"]), 0.85),
-        ("Faulty rank among five", partial(_rank, place=TOP["among five"]), 0.97),
-    ]
-    for words, place in TOP.items():
-        for other in BETTER_THAN:
-            better = partial(_rank, place=place, than=other)
-            goals.append((f"Faulty rank {words}, more often than {other}", better, 0.0))
-    for title, right, goal in (
-        ("Cause class of classified crash logs", lambda job, answer: answer.class_right, 0.90),
-        ("Outcome", lambda job, answer: answer.outcome == job.outcome, None),
-        ("Stage", lambda job, answer: answer.stage_right, None),
-    ):
-        goals.append((title, partial(_share, right=right), goal))
-    healthy = [sum(job.is_healthy for job in of.jobs) for of in found]
-    counts = [f"{len(of.jobs) - well}, {well}" for of, well in zip(found, healthy, strict=True)]
-    rows: list[tuple[Cell, ...]] = [
-        ("Jobs: failed or slowed, healthy", *counts),
-        *(
-            (
-                f"{words}, goal {goal:.2f}" if goal else words,
-                *(_judged(measure(of), goal) for of in found),
-            )
-            for words, measure, goal in goals
-        ),
-        ("Healthy jobs accused surely, goal none", *(_accused(of) for of in found)),
-    ]
-    return Table(
+    columns = pd.DataFrame({results.title: _measured(results) for results in found})
+    return Table.of(
         "measures",
         "Real and injected jobs: measured, with the goals",
-        ("What", *(results.title for results in found)),
-        rows,
+        columns.rename_axis("What").reset_index(),
         notes=[
             "A goal is met where the number itself reaches it; that of a difference, which is "
             "paired by job, where its whole interval lies above 0. Brackets: 95 % intervals; of "
@@ -84,6 +53,35 @@ def measures(found: Sequence[Results]) -> Table:
             "of one case together.",
         ],
     )
+
+
+def _measured(of: Results) -> dict[str, str]:
+    goals: list[tuple[str, float | None, Estimate | None]] = [
+        ("F1 of events, mean of jobs", 0.90, _f1(of, macro_f1)),
+        ("F1 of events, all events", 0.90, _f1(of, micro_f1)),
+        ("Faulty rank first", 0.85, _rank(of, TOP["first"])),
+        ("Faulty rank among five", 0.97, _rank(of, TOP["among five"])),
+        *(
+            (f"Faulty rank {words}, more often than {other}", 0.0, _rank(of, place, than=other))
+            for words, place in TOP.items()
+            for other in BETTER_THAN
+        ),
+        (
+            "Cause class of classified crash logs", 0.90,
+            _share(of, lambda job, answer: answer.class_right),
+        ),
+        ("Outcome", None, _share(of, lambda job, answer: answer.outcome == job.outcome)),
+        ("Stage", None, _share(of, lambda job, answer: answer.stage_right)),
+    ]  # fmt: skip
+    well = sum(job.is_healthy for job in of.jobs)
+    return {
+        "Jobs: failed or slowed, healthy": f"{len(of.jobs) - well}, {well}",
+        **{
+            f"{words}, goal {goal:.2f}" if goal else words: _judged(measured, goal)
+            for words, goal, measured in goals
+        },
+        "Healthy jobs accused surely, goal none": _accused(of),
+    }
 
 
 def _judged(measured: Estimate | None, goal: float | None) -> str:
@@ -101,9 +99,8 @@ def _accused(of: Results) -> str:
 
 def _f1(of: Results, over: Callable[..., Estimate], title: str | None = None) -> Estimate | None:
     """Over the jobs that did not end well and whose events the method was judged on."""
-    known = [(job, job.answers[title or of.headline]) for job in of.jobs
-             if (title or of.headline) in job.answers]  # fmt: skip
-    found = [(score.events, of.drawn_with(job)) for job, score in known if score.events is not None]
+    answers = [(job, job.answers.get(title or of.headline, Answer())) for job in of.jobs]
+    found = [(seen.events, of.drawn_with(job)) for job, seen in answers if seen.events is not None]
     return over(*zip(*found, strict=True)) if found else None
 
 
@@ -135,23 +132,17 @@ def _rank(
 
 def methods(found: Sequence[Results]) -> Table:
     """The diagnosis, its ablations and the baselines: events shown, and the faulty rank."""
-    injected = [results for results in found if results.source == "injected"]
-    return Table(
+    titles = (*VARIANTS, *OF_EVENTS, *OF_RANKS)
+    columns: dict[str, Sequence[Cell]] = {"Method": titles}
+    for of in found:
+        columns[f"F1 of events, {of.title}"] = [_f1(of, macro_f1, title) for title in titles]
+    for (words, place), of in product(TOP.items(), found):
+        if of.source == "injected":
+            columns[f"Rank {words}, {of.title}"] = [_rank(of, place, title) for title in titles]
+    return Table.of(
         "methods",
         "The diagnosis, parts of it, and baselines",
-        [
-            "Method",
-            *(f"F1 of events, {results.title}" for results in found),
-            *(f"Rank {words}, {results.title}" for words in TOP for results in injected),
-        ],
-        [
-            (
-                title,
-                *(_f1(of, macro_f1, title) for of in found),
-                *(_rank(of, place, title) for place in TOP.values() for of in injected),
-            )
-            for title in (*VARIANTS, *OF_EVENTS, *OF_RANKS)
-        ],
+        pd.DataFrame(columns, dtype=object),
         notes=[
             "F1: mean of jobs; true is an event with a line labelled cause or symptom; one with "
             "echoes or context alone is neither right nor wrong. Rank: a diagnosis without a named "
@@ -211,9 +202,4 @@ def report(folder: Path, page: Path | None) -> list[Table]:
 
 def stored(path: Path) -> Table:
     frame = pd.read_csv(path, keep_default_na=False)
-    return Table(
-        path.stem,
-        STORED[path.stem],
-        tuple(map(str, frame)),
-        list(frame.itertuples(index=False, name=None)),
-    )
+    return Table.of(path.stem, STORED[path.stem], frame)

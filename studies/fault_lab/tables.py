@@ -6,7 +6,7 @@ development runs alone: the test part is reserved for the benchmark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import nan
 
@@ -16,10 +16,10 @@ import pandas as pd
 from rmetric.detectors import IN_PAPER
 from rmetric.evaluation import judge, score, trace_all
 from rmetric.evaluation.intervals import wilson
-from rmetric.records import Run
+from rmetric.records import Run, Truth
 from rmetric.simulation import simulate
 from rmetric.simulation.study import batches, stress_specs
-from studies.common.table import Cell, Table
+from studies.common.table import Cell, Table, show
 from studies.fault_lab.signals import SIGNALS, SignalResponse, area, column, response
 
 WILSON = "Shares with 95 % Wilson intervals."
@@ -61,23 +61,19 @@ SIMULATED_WORKERS = 4
 
 def facts(runs: Iterable[Run]) -> pd.DataFrame:
     """A row for each run: what was done to it, how it ended, and steps from onset to failure."""
-    return pd.DataFrame(
-        [
-            {
-                "fault": truth.fault,
-                "severity": truth.severity or 0.0,
-                "benign": truth.benign,
-                "failed": truth.failed,
-                "end": end_of(run),
-                "steps": nan
-                if truth.failure_step is None or truth.onset_step is None
-                else truth.failure_step - truth.onset_step,
-            }
-            for run in runs
-            if (truth := run.truth) is not None
-        ],
-        columns=["fault", "severity", "benign", "failed", "end", "steps"],
-    )
+    columns = ["fault", "kind", "severity", "benign", "failed", "end", "onset", "failure"]
+    rows = [
+        (truth.fault, _kind(truth), truth.severity or 0.0, truth.benign, truth.failed, end_of(run),
+         truth.onset_step, truth.failure_step)
+        for run in runs
+        if (truth := run.truth) is not None
+    ]  # fmt: skip
+    found = pd.DataFrame(rows, columns=columns)
+    return found.assign(steps=found.pop("failure").astype(float) - found.pop("onset"))
+
+
+def _kind(truth: Truth) -> str:
+    return "benign" if truth.benign else "control" if truth.fault == "NONE" else "fault"
 
 
 def end_of(run: Run) -> str:
@@ -85,24 +81,34 @@ def end_of(run: Run) -> str:
     assert truth is not None
     if truth.failed:
         return str(truth.failure_kind)
-    return "benign" if truth.benign else "control" if truth.fault == "NONE" else "absorbed"
+    return "absorbed" if (kind := _kind(truth)) == "fault" else kind
 
 
 def by_fault(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Fault -> its rows; faults before benign changes, those that fail most first."""
-
-    def rank(item: tuple[str, pd.DataFrame]) -> tuple:
-        name, rows = item
-        middle = rows.steps.median()
-        benign = bool(rows.benign.iloc[0])
-        middle = np.inf if np.isnan(middle) else middle
-        return name == "NONE", benign, -rows.failed.mean(), middle, name
-
-    return dict(sorted(((str(name), rows) for name, rows in found.groupby("fault")), key=rank))
+    faults = found.groupby(["kind", "fault"], as_index=False).agg(
+        failed=("failed", "mean"), steps=("steps", "median")
+    )
+    faults["kind"] = pd.Categorical(faults.kind, ["fault", "benign", "control"], ordered=True)
+    order = {"kind": True, "failed": False, "steps": True, "fault": True}
+    faults = faults.sort_values([*order], ascending=[*order.values()])
+    return {name: found[found.fault == name] for name in faults.fault}
 
 
 def outcomes(found: pd.DataFrame, by_severity: bool = False) -> Table:
     """Outcomes of the runs under each fault, and times to failure."""
+    if by_severity:
+        rows = [
+            (name, f"{severity:g}", *_outcome(equal))
+            for name, under in by_fault(found).items()
+            for severity, equal in under.groupby("severity")
+        ]
+    else:
+        rows = [
+            (name, under.kind.iloc[0], *_outcome(under)) for name, under in by_fault(found).items()
+        ]
+        for kind, words in (("fault", "all faults"), ("benign", "all benign changes")):
+            rows.append((words, kind, *_outcome(found[found.kind == kind])))
     return Table(
         "outcomes_by_severity" if by_severity else "outcomes",
         "Failures and times to failure" + (", by severity" if by_severity else ""),
@@ -112,25 +118,10 @@ def outcomes(found: pd.DataFrame, by_severity: bool = False) -> Table:
             "Runs | Failed (share) | Not finite | Diverged | Degraded | "
             "Onset to failure, 25 % (steps):0 | 50 %:0 | 75 %:0",
         ),
-        list(_severity_rows(found) if by_severity else _fault_rows(found)),
+        rows,
         notes=[WILSON, "All runs of the campaign, the test part's outcomes included."],
         grouped=by_severity,
     )
-
-
-def _severity_rows(found: pd.DataFrame) -> Iterator[tuple[Cell, ...]]:
-    for name, rows in by_fault(found).items():
-        for severity, equal in rows.groupby("severity"):
-            yield name, f"{severity:g}", *_outcome(equal)
-
-
-def _fault_rows(found: pd.DataFrame) -> Iterator[tuple[Cell, ...]]:
-    for name, rows in by_fault(found).items():
-        kind = "control" if name == "NONE" else "benign" if rows.benign.iloc[0] else "fault"
-        yield name, kind, *_outcome(rows)
-    disturbed = found[found.fault != "NONE"]
-    yield "all faults", "fault", *_outcome(disturbed[~disturbed.benign])
-    yield "all benign changes", "benign", *_outcome(disturbed[disturbed.benign])
 
 
 def _outcome(rows: pd.DataFrame) -> tuple[Cell, ...]:
@@ -222,14 +213,12 @@ def comparison(real: pd.DataFrame, made: pd.DataFrame) -> Table:
 def twins(runs: Sequence[Run]) -> Table:
     """Losses of disturbed runs minus the twin's at four times; `runs` include the controls."""
     controls = {run.id: run for run in runs}
-    groups: dict[tuple[str, float], list[tuple[float, ...]]] = {}
-    for run in runs:
-        if run.truth is not None and run.truth.fault in COMPARED:
-            key = run.truth.fault, run.truth.severity or 0.0
-            groups.setdefault(key, []).append(_above(run, controls[run.config["branch_of"]]))
-    rows: list[tuple[Cell, ...]] = [
-        (fault, f"{severity:g}", len(found), *map(_range, zip(*found, strict=True)))
-        for (fault, severity), found in sorted(groups.items())
+    disturbed = [run for run in runs if run.truth is not None and run.truth.fault in COMPARED]
+    above = pd.DataFrame([_above(run, controls[run.config["branch_of"]]) for run in disturbed])
+    about = facts(disturbed)
+    rows = [
+        (fault, f"{severity:g}", len(found), *found.agg(_range))
+        for (fault, severity), found in above.groupby([about.fault, about.severity])
     ]
     return Table(
         "twins",
@@ -260,8 +249,8 @@ def _above(run: Run, control: Run) -> tuple[float, ...]:
     return float(training[onset]), *(float(probe[place]) for place in watched)
 
 
-def _range(values: Sequence[float]) -> str:
-    low, high = (f"{round(value, 2) + 0.0:.2f}" for value in (min(values), max(values)))  # no -0.00
+def _range(values: pd.Series[float]) -> str:
+    low, high = show(values.min()), show(values.max())
     return low if low == high else f"{low} to {high}"
 
 
@@ -306,11 +295,10 @@ def signals(seen: pd.DataFrame) -> Table:
 
 def signals_by_fault(seen: pd.DataFrame) -> Table:
     """The same for the failing runs of each fault."""
-    failing = seen[seen.failed]
     rows: list[tuple[Cell, ...]] = []
-    for fault, runs in by_fault(failing[failing.signal == next(iter(SIGNALS))]).items():
-        here = failing[failing.fault == fault]
-        rows.append((fault, len(runs), *(area(here[here.signal == name]) for name in SIGNALS)))
+    for fault, failing in by_fault(seen[seen.failed]).items():
+        of_signals = [failing[failing.signal == name] for name in SIGNALS]
+        rows.append((fault, len(of_signals[0]), *map(area, of_signals)))
     return Table(
         "signals_by_fault",
         "Signals before the failure, by fault: area under the ROC curve, failing runs",

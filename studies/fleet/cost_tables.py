@@ -29,9 +29,10 @@ Get = Callable[[FleetJob], Measured]
 BIG = SIZES[-1]
 #: Sizes whose break-even is computed.
 BREAK_EVEN_SIZES = SIZES[2:]
-ALWAYS = "always one"
 #: False alarms to a failure, where their cost is measured: about twice today's.
 ALARMS_PER_FAILURE = 4.0
+#: Words -> false alarms a GPU-day.
+ALARMS = {"no false alarms": 0.0, "today's": TODAY.false_alarms_per_gpu_day}
 
 
 def tables(get: Get) -> list[Table]:
@@ -40,26 +41,21 @@ def tables(get: Get) -> list[Table]:
     return numbered([*made, training_failures.table(training_failures.outcomes())])
 
 
-def strategies() -> dict[str, tuple[float | None, FailurePredictor]]:
-    """Words -> interval (None: Young/Daly's) and predictor."""
-    found: dict[str, tuple[float | None, FailurePredictor]] = {
+def _strategies(get: Get) -> Table:
+    # Words -> interval (None: Young/Daly's) and predictor.
+    strategies: dict[str, tuple[float | None, FailurePredictor]] = {
         "every hour": (3600.0, FailurePredictor()),
         "Young/Daly": (None, FailurePredictor()),
     }
-    for alarms, words in ((0.0, "no false alarms"), (TODAY.false_alarms_per_gpu_day, "today's")):
-        for recall in RECALLS:
-            predictor = FailurePredictor(recall=recall, false_alarms_per_gpu_day=alarms)
-            found[f"+ emergency, recall {recall:g}, {words}"] = None, predictor
-    return found
-
-
-def _strategies(get: Get) -> Table:
+    for (words, alarms), recall in product(ALARMS.items(), RECALLS):
+        predictor = FailurePredictor(recall=recall, false_alarms_per_gpu_day=alarms)
+        strategies[f"+ emergency, recall {recall:g}, {words}"] = None, predictor
     rows: list[tuple[Cell, ...]] = []
     for size in SIZES:
         mtbf = a_job(size, "synchronous").fleet.seconds_between_failures
         none = 100 * unsaved_ettr(mtbf=mtbf, work=UNSAVED_DAYS * DAY, restart=600.0)
         rows.append((f"{size:,}", "no saves (7 days)", none, None, none, None))
-        for words, (interval, predictor) in strategies().items():
+        for words, (interval, predictor) in strategies.items():
             cells = [
                 percent(get(a_job(size, saves, predictor, interval=interval, **fleet)).ettr)
                 for saves in SAVES
@@ -123,15 +119,14 @@ def break_even(get: Get, size: int, saves: str) -> BreakEven:
 
 def _break_even(get: Get) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for size in BREAK_EVEN_SIZES:
-        for saves in SAVES:
-            job, found = a_job(size, saves), break_even(get, size, saves)
-            interval, blocking = job.saves.interval_seconds or 0.0, job.saves.blocking_seconds
-            just = hit_saves(interval=interval, blocking=blocking, least_gap=job.saves.least_gap)
-            precision = 100 / (1 + found.paid_for.point)
-            gain = get(a_job(size, saves, TODAY)).gain(get(job))
-            rows.append((f"{size:,}", saves, interval / 60, found.hit, just, found.alarm,
-                         found.rare, found.paid_for, precision, gain))  # fmt: skip
+    for size, saves in product(BREAK_EVEN_SIZES, SAVES):
+        job, found = a_job(size, saves), break_even(get, size, saves)
+        interval, blocking = job.saves.interval_seconds or 0.0, job.saves.blocking_seconds
+        just = hit_saves(interval=interval, blocking=blocking, least_gap=job.saves.least_gap)
+        precision = 100 / (1 + found.paid_for.point)
+        gain = get(a_job(size, saves, TODAY)).gain(get(job))
+        rows.append((f"{size:,}", saves, interval / 60, found.hit, just, found.alarm,
+                     found.rare, found.paid_for, precision, gain))  # fmt: skip
     hits = TODAY.recall * RATES["RSC-1"] / 8
     right = hits / (hits + TODAY.false_alarms_per_gpu_day)
     return Table(
@@ -176,20 +171,14 @@ def variant(get: Get, saves: str, lead: float, words: str, alarms: float) -> Est
 
 
 def _variants(get: Get) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    columns = [
-        (saves, alarms) for saves in SAVES for alarms in (0.0, TODAY.false_alarms_per_gpu_day)
-    ]
+    rows: list[dict[str, Cell]] = []
     for lead, words in product(LEADS, VARIANTS):
-        cells = [variant(get, saves, lead, words, alarms) for saves, alarms in columns]
-        rows.append((f"{lead / 60:.0f} min", words, *cells))
-    return Table(
+        rows.append({"Mean lead": f"{lead / 60:.0f} min", "A warning": words})
+        for saves, (alarms, rate) in product(SAVES, ALARMS.items()):
+            rows[-1][f"{saves}, {alarms}"] = variant(get, saves, lead, words, rate)
+    return Table.of(
         "variants",
         f"Gain (points of ETTR) of a recall of 0.5 on {BIG:,} GPUs, by what a warning does",
-        (
-            "Mean lead | A warning",
-            *(f"{saves}, {alarms}" for saves in SAVES for alarms in ("no false alarms", "today's")),
-        ),
         rows,
         notes=[
             "A false alarm lasts as long as a warning comes early: the predictor cannot tell "
@@ -224,9 +213,8 @@ def _where_it_goes(get: Get) -> Table:
     shown = ("lost", "saving", "restarting", "waiting", "slow")
     rows: list[tuple[Cell, ...]] = []
     for words, job in ways(BIG).items():
-        found = get(job)
-        shares = (100 * float(found.shares_S[name].mean()) for name in shown)
-        rows.append((words, percent(found.ettr), *shares))
+        shares = (100 * float(get(job).shares_S[name].mean()) for name in shown)
+        rows.append((words, percent(get(job).ettr), *shares))
     return Table(
         "where_it_goes",
         f"Where the time of {BIG:,} GPUs goes (% of the time on the clock)",
@@ -248,18 +236,18 @@ def shrink_jobs(size: int, share: float | None) -> dict[str, FleetJob]:
     return {how: a_job(size, "asynchronous", **settings, **new) for how, new in hows.items()}
 
 
-SPARES = {"none": 0.0, "1 %": 0.01, ALWAYS: None}
+SPARES = {"none": 0.0, "1 %": 0.01, "always one": None}
 
 
 def _shrinking(get: Get) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for size, (spares, share) in product(SIZES[1:], SPARES.items()):
-        ettr = (percent(get(job).ettr) for job in shrink_jobs(size, share).values())
-        rows.append((f"{size:,}", spares, *ettr))
-    return Table(
+    rows = [
+        {"GPUs": f"{size:,}", "Spares": spares}
+        | {how: percent(get(job).ettr) for how, job in shrink_jobs(size, share).items()}
+        for size, (spares, share) in product(SIZES[1:], SPARES.items())
+    ]
+    return Table.of(
         "shrinking",
         "ETTR (%) with spares and without, asynchronous saves, no warnings",
-        ("GPUs | Spares", *shrink_jobs(64, 0.0)),
         rows,
         notes=["A node that failed is back after 24 h. Growing costs a restart after a save."],
         grouped=True,
@@ -297,19 +285,20 @@ def _rates(get: Get) -> Table:
 
 def _checks(get: Get) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for size in SIZES:
-        for saves in SAVES:
-            job = a_job(size, saves)
-            mtbf, interval = job.fleet.seconds_between_failures, job.saves.interval_seconds or 0.0
-            blocking, durable = job.saves.blocking_seconds, job.saves.durable_seconds
-            restart = job.fleet.restart_seconds
-            costs = {"blocking": blocking, "durable": durable, "restart": restart}
-            exact = 100 * exact_ettr(mtbf=mtbf, interval=interval, **costs)
-            costs = {"save_seconds": blocking, "restart_seconds": restart}
-            published = 100 * expected_ettr(interval, failures_per_hour=3600 / mtbf, **costs)
-            found = percent(get(job).ettr)
-            apart = [100 * (found.point / form - 1) for form in (exact, published)]
-            rows.append((f"{size:,}", saves, found, exact, apart[0], published, apart[1]))
+    for size, saves in product(SIZES, SAVES):
+        job = a_job(size, saves)
+        mtbf, interval = job.fleet.seconds_between_failures, job.saves.interval_seconds or 0.0
+        blocking, restart = job.saves.blocking_seconds, job.fleet.restart_seconds
+        exact = 100 * exact_ettr(
+            mtbf=mtbf, interval=interval, blocking=blocking,
+            durable=job.saves.durable_seconds, restart=restart,
+        )  # fmt: skip
+        published = 100 * expected_ettr(
+            interval, failures_per_hour=3600 / mtbf, save_seconds=blocking, restart_seconds=restart
+        )
+        found = percent(get(job).ettr)
+        apart = [100 * (found.point / form - 1) for form in (exact, published)]
+        rows.append((f"{size:,}", saves, found, exact, apart[0], published, apart[1]))
     return Table(
         "checks",
         "The simulation against what can be computed (ETTR in %, a node is always there)",

@@ -19,16 +19,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import inf, isnan, nan
+from itertools import chain
+from math import inf, nan
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from joblib import Parallel
 
 from rmetric._util.errors import require
 from rmetric._util.workers import delayed
 from studies.fleet import published
 from studies.fleet.gpu_usage import DAY, HOUR, Bools, Floats, JobConditions
-from studies.fleet.predictors import ON_CURVES, PREDICTORS, ThresholdPredictor, signals
+from studies.fleet.predictors import ON_CURVES, PREDICTORS, signals
 from studies.fleet.telemetry_simulation import GpuHistory, contained, failing, healthy
 
 #: Seconds before a failure in which an alarm is right; the second is what an emergency
@@ -80,14 +83,9 @@ class JudgedAlarms:
     at_failure: tuple[bool, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuAlarms:
-    """Results of all predictors on one history, by horizon and name."""
-
-    stratum: str
-    cause: str
-    sign: str
-    judged: dict[str, dict[str, JudgedAlarms]]
+#: Stratum, horizon and predictor -> a row for each history: its `sign`, and the fields of
+#: `JudgedAlarms`, with the lead to its failure (nan where it has none).
+Strata = dict[tuple[str, str, str], pd.DataFrame]
 
 
 class FailureWindows:
@@ -148,37 +146,28 @@ def simulate(plan: EvaluationPlan, job: JobConditions, stratum: str, index: int)
     return failing(rng, gpu=index, cause=cause, with_sign=stratum == "with_sign", job=job)
 
 
-def watch(stratum: str, history: GpuHistory, predictors: Sequence[ThresholdPredictor]) -> GpuAlarms:
-    found, failure = signals(history), history.failure
-    failures = () if failure is None else (float(history.times[failure.reading]),)
-    alarms = {predictor.name: predictor.alarms(found) for predictor in predictors}
-    judged = {}
-    for label, horizon in HORIZONS.items():
-        truth = FailureWindows(history.times, failures, horizon)
-        judged[label] = {name: truth.judge(alarm) for name, alarm in alarms.items()}
-    return GpuAlarms(
-        stratum=stratum,
-        cause="" if failure is None else failure.cause,
-        sign="" if failure is None else failure.sign,
-        judged=judged,
-    )
-
-
 def evaluate(
     plan: EvaluationPlan, job: JobConditions | None = None, num_processes: int = 1
-) -> dict[str, list[GpuAlarms]]:
-    """Every predictor on every sampled history, by stratum."""
+) -> Strata:
+    """Every predictor on every sampled history."""
     judge = partial(_judged, plan, job or JobConditions())
     pairs = [(name, index) for name, size in plan.sizes().items() for index in range(size)]
     seen = Parallel(n_jobs=num_processes, batch_size=8)(delayed(judge)(*which) for which in pairs)
-    return {name: [w for w in seen if w.stratum == name] for name in STRATA}
+    found = pd.DataFrame(chain.from_iterable(seen)).explode(["leads", "at_failure"])
+    return dict(iter(found.groupby(["stratum", "horizon", "name"])))
 
 
-def _judged(plan: EvaluationPlan, job: JobConditions, stratum: str, index: int) -> GpuAlarms:
-    return watch(stratum, simulate(plan, job, stratum, index), (*PREDICTORS, *ON_CURVES))
-
-
-def found_leads(watched: Sequence[GpuAlarms], horizon: str, name: str) -> list[float]:
-    """Leads of the failures that `name` announced."""
-    leads = [lead for gpu in watched for lead in gpu.judged[horizon][name].leads]
-    return [lead for lead in leads if not isnan(lead)]
+def _judged(
+    plan: EvaluationPlan, job: JobConditions, stratum: str, index: int
+) -> list[dict[str, Any]]:
+    history = simulate(plan, job, stratum, index)
+    found, failure = signals(history), history.failure
+    failures = () if failure is None else (float(history.times[failure.reading]),)
+    about = {"stratum": stratum, "sign": "" if failure is None else failure.sign}
+    alarms = {predictor.name: predictor.alarms(found) for predictor in (*PREDICTORS, *ON_CURVES)}
+    rows = []
+    for label, horizon in HORIZONS.items():
+        truth = FailureWindows(history.times, failures, horizon)
+        about |= {"horizon": label}
+        rows += [about | {"name": name} | vars(truth.judge(seen)) for name, seen in alarms.items()]
+    return rows

@@ -9,10 +9,13 @@ alarms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import product
 from math import exp, isnan, nan, sqrt
 
 import numpy as np
+import pandas as pd
 from scipy.stats import binom, chi2
 
 from rmetric.evaluation.intervals import Estimate, estimate, wilson
@@ -20,9 +23,7 @@ from studies.common.table import Cell, Table, numbered, percent
 from studies.fleet import published
 from studies.fleet.gpu_usage import DAY, HOUR, MEDIAN_LEAD_HOURS
 from studies.fleet.predictors import PREDICTORS
-from studies.fleet.risk_evaluation import HORIZONS, LEAST_LEAD, GpuAlarms, found_leads
-
-Strata = dict[str, list[GpuAlarms]]
+from studies.fleet.risk_evaluation import HORIZONS, LEAST_LEAD, STRATA, Strata
 
 #: Contained errors a GPU-day: the published rate, less those that ended a run.
 CONTAINED_PER_GPU_DAY = published.MEMORY_ERRORS_PER_GPU_DAY - (
@@ -52,44 +53,51 @@ def weighted(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
 
 def recall_in(strata: Strata, stratum: str, horizon: str, name: str) -> Estimate:
     """Share of the failures of one stratum that were announced."""
-    leads = [lead for gpu in strata[stratum] for lead in gpu.judged[horizon][name].leads]
-    return wilson(sum(not isnan(lead) for lead in leads), len(leads))
+    return _announced(strata[stratum, horizon, name].leads)
+
+
+def _announced(leads: pd.Series[float]) -> Estimate:
+    return wilson(int(leads.notna().sum()), len(leads))
+
+
+def _of_failures(share: float, of: Callable[[str], Estimate]) -> Estimate:
+    """Of all failures, where `share` of them have a sign, from `of` the two strata of them."""
+    return weighted([(share, of("with_sign")), (1 - share, of("without"))])
 
 
 def recall(strata: Strata, share: float, horizon: str, name: str) -> Estimate:
     """Share of a GPU's failures that were announced, where `share` of them have a sign."""
-    parts = [
-        (share, recall_in(strata, "with_sign", horizon, name)),
-        (1 - share, recall_in(strata, "without", horizon, name)),
-    ]
-    return weighted(parts)
+    return _of_failures(share, lambda stratum: recall_in(strata, stratum, horizon, name))
 
 
 def at_failure(strata: Strata, share: float, horizon: str, name: str) -> Estimate:
     """Share of a GPU's failures that were not announced, but detected as they happened."""
 
     def of(stratum: str) -> Estimate:
-        seen = [late for gpu in strata[stratum] for late in gpu.judged[horizon][name].at_failure]
-        return wilson(sum(seen), len(seen))
+        seen = strata[stratum, horizon, name].at_failure
+        return wilson(int(seen.sum()), len(seen))
 
-    return weighted([(share, of("with_sign")), (1 - share, of("without"))])
+    return _of_failures(share, of)
 
 
 def false_alarms(strata: Strata, horizon: str, name: str) -> Estimate:
     """False alarms a GPU-day."""
-    judged = [gpu.judged[horizon][name] for gpu in strata["contained"]]
-    numbers = np.array([gpu.num_false for gpu in judged], dtype=float)
-    a_window = estimate(lambda drawn: drawn @ numbers / drawn.sum(axis=1), numbers.size)
+    a_window = mean(strata["contained", horizon, name].num_false)
     in_windows = CONTAINED_PER_GPU_DAY * CONTAINED_DAYS
     return weighted(
         [(1 - in_windows, _ordinary(strata, horizon, name)), (CONTAINED_PER_GPU_DAY, a_window)]
     )
 
 
+def mean(values: pd.Series[float]) -> Estimate:
+    """Mean with its bootstrap interval."""
+    numbers = values.to_numpy(dtype=float)
+    return estimate(lambda drawn: drawn @ numbers / drawn.sum(axis=1), len(numbers))
+
+
 def _ordinary(strata: Strata, horizon: str, name: str) -> Estimate:
-    judged = [gpu.judged[horizon][name] for gpu in strata["healthy"]]
-    numbers = np.array([gpu.num_false for gpu in judged], dtype=float)
-    days = np.array([gpu.days for gpu in judged])
+    healthy = strata["healthy", horizon, name]
+    numbers, days = healthy.num_false.to_numpy(dtype=float), healthy.days.to_numpy(dtype=float)
     exact = poisson(int(numbers.sum()), float(days.sum()))
     drawn = estimate(lambda counts: (counts @ numbers) / (counts @ days), numbers.size)
     return Estimate(exact.point, min(exact.low, drawn.low), max(exact.high, drawn.high))
@@ -115,8 +123,7 @@ def by_chance(false: Estimate, horizon: str) -> float:
 
 def firing(strata: Strata, horizon: str, name: str) -> Estimate:
     """Share of the readings of healthy GPUs at which it alarms."""
-    shares = np.array([gpu.judged[horizon][name].firing for gpu in strata["healthy"]])
-    return estimate(lambda counts: counts @ shares / counts.sum(axis=1), shares.size)
+    return mean(strata["healthy", horizon, name].firing)
 
 
 def median(values: Sequence[float]) -> Estimate:
@@ -167,14 +174,9 @@ def _bound() -> Table:
 
 
 def _scores(strata: Strata, horizon: str) -> Table:
-    return Table(
+    return Table.of(
         f"risk_{horizon.replace(' ', '')}",
         f"An alarm is right if a failure follows within {horizon}",
-        "Predictor | GPU failures announced (%):1 | of those with a sign (%):1 | "
-        "of those without (%):1 | by chance at its rate (%):1 | "
-        "only detected as they happen (%):1 | Precision (%):3 | Median lead (h):1 | "
-        "announced with a sign (n) | False alarms a GPU-day:4 | a 1000 GPU-days:1 | "
-        "Healthy readings with an alarm (%):2",
         [_score(strata, horizon, predictor.name, predictor.title) for predictor in PREDICTORS],
         notes=[
             f"{100 * SHARE:.0f} % of the failures have a sign. Those without are hit by chance; "
@@ -188,48 +190,39 @@ def _scores(strata: Strata, horizon: str) -> Table:
     )
 
 
-def _score(strata: Strata, horizon: str, name: str, title: str) -> tuple[Cell, ...]:
+def _score(strata: Strata, horizon: str, name: str, title: str) -> dict[str, Cell]:
     found = recall(strata, SHARE, horizon, name)
     false = false_alarms(strata, horizon, name)
-    leads = [lead / HOUR for lead in found_leads(strata["with_sign"], horizon, name)]
-    return (
-        title,
-        percent(found),
-        percent(recall_in(strata, "with_sign", horizon, name)),
-        percent(recall_in(strata, "without", horizon, name)),
-        100 * by_chance(false, horizon),
-        percent(at_failure(strata, SHARE, horizon, name)),
-        percent(precision(found, false)),
-        median(leads),
-        len(leads),
-        false,
-        Estimate(*(1000 * bound for bound in false)),
-        percent(firing(strata, horizon, name)),
-    )
+    leads = strata["with_sign", horizon, name].leads.dropna().astype(float) / HOUR
+    return {
+        "Predictor": title,
+        "GPU failures announced (%):1": percent(found),
+        "of those with a sign (%):1": percent(recall_in(strata, "with_sign", horizon, name)),
+        "of those without (%):1": percent(recall_in(strata, "without", horizon, name)),
+        "by chance at its rate (%):1": 100 * by_chance(false, horizon),
+        "only detected as they happen (%):1": percent(at_failure(strata, SHARE, horizon, name)),
+        "Precision (%):3": percent(precision(found, false)),
+        "Median lead (h):1": median([*leads]),
+        "announced with a sign (n)": len(leads),
+        "False alarms a GPU-day:4": false,
+        "a 1000 GPU-days:1": Estimate(*(1000 * bound for bound in false)),
+        "Healthy readings with an alarm (%):2": percent(firing(strata, horizon, name)),
+    }
 
 
 def _shares(strata: Strata) -> Table:
-    false = {
-        (horizon, predictor.name): false_alarms(strata, horizon, predictor.name)
-        for horizon in HORIZONS
-        for predictor in PREDICTORS
-    }
-    rows: list[tuple[Cell, ...]] = []
-    for share in FAILING_SHARES:
-        for predictor in PREDICTORS:
-            row: list[Cell] = [f"{100 * share:.0f} %", predictor.title]
-            for horizon in HORIZONS:
-                found = recall(strata, share, horizon, predictor.name)
-                right = precision(found, false[horizon, predictor.name])
-                row += [percent(found), percent(right)]
-            rows.append(tuple(row))
-    of_horizon = [
-        head for h in HORIZONS for head in (f"Announced, {h} (%):1", f"Precision, {h} (%):3")
-    ]
-    return Table(
+    false = cache(partial(false_alarms, strata))
+    rows: list[dict[str, Cell]] = []
+    for share, predictor in product(FAILING_SHARES, PREDICTORS):
+        rows.append({"With a sign": f"{100 * share:.0f} %", "Predictor": predictor.title})
+        for horizon in HORIZONS:
+            found = recall(strata, share, horizon, predictor.name)
+            right = precision(found, false(horizon, predictor.name))
+            rows[-1][f"Announced, {horizon} (%):1"] = percent(found)
+            rows[-1][f"Precision, {horizon} (%):3"] = percent(right)
+    return Table.of(
         "risk_shares",
         "Effect of the share of failures with a sign",
-        ("With a sign | Predictor", *of_horizon),
         rows,
         notes=["The same histories throughout: the share only weights the two strata of failures."],
         grouped=True,
@@ -238,18 +231,16 @@ def _shares(strata: Strata) -> Table:
 
 def _signs(strata: Strata) -> Table:
     horizon, _ = HORIZONS
-    of_sign = {
-        sign: {"with_sign": [gpu for gpu in strata["with_sign"] if gpu.sign == sign]}
-        for sign in MEDIAN_LEAD_HOURS
-    }
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[dict[str, Cell]] = []
     for predictor in PREDICTORS:
-        found = (recall_in(part, "with_sign", horizon, predictor.name) for part in of_sign.values())
-        rows.append((predictor.title, *map(percent, found)))
-    return Table(
+        rows.append({"Predictor": predictor.title})
+        found = strata["with_sign", horizon, predictor.name]
+        for sign in MEDIAN_LEAD_HOURS:
+            leads = found.leads[found.sign == sign]
+            rows[-1][f"{sign} (n = {len(leads)}):0"] = percent(_announced(leads))
+    return Table.of(
         "risk_signs",
         f"Failures announced within {horizon}, by the sign before them (%)",
-        ("Predictor", *(f"{sign} (n = {len(of_sign[sign]['with_sign'])}):0" for sign in of_sign)),
         rows,
         notes=["Signs, their mixture by cause and how strong they get are set by hand."],
     )
@@ -257,8 +248,9 @@ def _signs(strata: Strata) -> Table:
 
 def _sample(strata: Strata) -> Table:
     horizon, _ = HORIZONS
-    number = {name: len(histories) for name, histories in strata.items()}
-    days = sum(gpu.judged[horizon]["never"].days for gpu in strata["healthy"])
+    judged = {name: strata[name, horizon, "never"] for name in STRATA}
+    number = {name: len(histories) for name, histories in judged.items()}
+    days = float(judged["healthy"].days.sum())
     of_contained = CONTAINED_DAYS * number["contained"], 1000 * CONTAINED_PER_GPU_DAY
     failures = 1000 * published.FAILURES_PER_GPU_DAY
     return Table(

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rmetric.evaluation import Estimate
-from studies.common.renderers import escape_tex
-from studies.common.table import Cell, Column, Table, show
+from studies.common.renderers import escape_tex, tex_row
+from studies.common.table import Table, show
 
 #: Points, of the type and from one line to the next.
 SIZE, LEADING = 7.0, 8.4
@@ -78,9 +77,11 @@ SLIM = {
 def slim_tex(table: Table) -> str:
     """The slim form as LaTeX, which needs the packages array and booktabs."""
     slim = SLIM[table.name]
-    places = {column.label: place for place, column in enumerate(table.columns)}
-    labels = [label for label in slim.columns if label in places]
-    kinds = [_kind(slim, label, table.is_text(places[label])) for label in labels]
+    labels = [column.label for column in table.columns]
+    places = [labels.index(label) for label in slim.columns if label in labels]
+    kinds = {place: "l" if table.is_text(place) else "r" for place in places}
+    for label, width in slim.wraps.items():
+        kinds[labels.index(label)] = rf">{{\raggedright\arraybackslash}}p{{{width:g}cm}}"
     environment = "table*" if slim.both else "table"
     lines = [
         r"% \usepackage{array,booktabs}",
@@ -89,36 +90,21 @@ def slim_tex(table: Table) -> str:
         rf"\setlength{{\tabcolsep}}{{{BETWEEN / 2:g}pt}}",
         rf"\caption{{{escape_tex(table.title)} (short form; the notes are in the full one)}}",
         rf"\label{{tab:{table.name}_slim}}",
-        rf"\begin{{tabular}}{{@{{}}{''.join(kinds)}@{{}}}}",
+        rf"\begin{{tabular}}{{@{{}}{''.join(kinds.values())}@{{}}}}",
         r"\toprule",
-        _row([slim.columns[label] for label in labels]),
+        tex_row(slim.columns[labels[place]] for place in places),
     ]
     for index, row in enumerate(table.rows):
+        if index == 0 or table.starts_group(index):
+            lines.append(r"\midrule")
         if table.starts_group(index):
             group = escape_tex(str(row[0]))
-            lines += [
-                r"\midrule",
-                rf"\multicolumn{{{len(labels)}}}{{@{{}}l}}{{\emph{{{group}}}}} \\",
-            ]
-        elif index == 0:
-            lines.append(r"\midrule")
-        lines.append(_row([_shown(slim, table.columns[places[n]], row[places[n]]) for n in labels]))
+            lines.append(rf"\multicolumn{{{len(places)}}}{{@{{}}l}}{{\emph{{{group}}}}} \\")
+        cells = []
+        for place in places:
+            point = getattr(row[place], "point", row[place])
+            cell = point if labels[place] in slim.points else row[place]
+            cells.append(show(cell, table.columns[place].digits))
+        lines.append(tex_row(cells))
     lines += [r"\bottomrule", r"\end{tabular}", rf"\end{{{environment}}}"]
     return "\n".join(lines) + "\n"
-
-
-def _kind(slim: Slim, label: str, is_text: bool) -> str:
-    if width := slim.wraps.get(label):
-        return rf">{{\raggedright\arraybackslash}}p{{{width:g}cm}}"
-    return "l" if is_text else "r"
-
-
-def _shown(slim: Slim, column: Column, cell: Cell) -> str:
-    if column.label in slim.points and isinstance(cell, Estimate):
-        cell = float(cell.point)
-    return show(cell, column.digits)
-
-
-def _row(cells: list[str]) -> str:
-    # Braces keep a cell that begins with [ from being read as an option of the row before.
-    return " & ".join(f"{{{escape_tex(cell)}}}" for cell in cells) + r" \\"

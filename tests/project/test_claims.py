@@ -1,9 +1,9 @@
 """Each number of the README and the findings is a claim, and each claim stands in its documents."""
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from studies.claims.__main__ import (
     PAGE,

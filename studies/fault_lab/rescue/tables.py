@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from rmetric.evaluation.intervals import Estimate, estimate, wilson
@@ -45,21 +45,16 @@ def unpack(path: Path) -> list[Row]:
     return [json.loads(line) for line in lzma.decompress(path.read_bytes()).splitlines()]
 
 
-def outcome(row: Row) -> str:
-    """``averted``, ``held`` or ``lost``."""
-    good = row["above"] is not None and row["above"] <= ABOVE
-    if good and row["end"] == "finished":
-        return "averted"
-    return "held" if good and row["end"] == "held" else "lost"
+def judged(rows: Sequence[Row]) -> pd.DataFrame:
+    """All rows but those of controls, with an `outcome`: ``averted``, ``held`` or ``lost``."""
+    runs = pd.DataFrame([row for row in rows if "control" not in row])
+    outcome = runs.end.map({"finished": "averted", "held": "held"})
+    return runs.assign(outcome=outcome.where(runs.above.astype(float) <= ABOVE).fillna("lost"))
 
 
-def branches(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if "control" not in row]
-
-
-def failing(rows: Sequence[Row]) -> list[Row]:
-    """Branches that fail without a policy; benign changes apart."""
-    return [row for row in branches(rows) if row["failed"] and not row["benign"]]
+def failing(rows: Sequence[Row]) -> pd.DataFrame:
+    """Runs that fail without a policy; benign changes apart."""
+    return judged(rows).query("failed and not benign")
 
 
 def policies(
@@ -67,24 +62,26 @@ def policies(
 ) -> Table:
     """Outcomes of the failing runs under each policy, paired with rescue."""
     runs = failing(rows)
-    reference = _by_run(runs, RESCUE)
+    reference = _under(runs, RESCUE)
 
-    def cells(label: str, found: dict[str, Row]) -> tuple[Cell, ...]:
-        ends = [outcome(row) for row in found.values()]
-        averted, held, lost = (ends.count(end) for end in ("averted", "held", "lost"))
-        shares = wilson(averted, len(ends)), wilson(averted + held, len(ends))
-        difference = None if found is reference else _difference(reference, found)
-        return label, len(ends), averted, held, lost, *shares, difference, _ratio(found)
+    def cells(label: str, found: pd.DataFrame, difference: Estimate | None) -> tuple[Cell, ...]:
+        averted, held, lost = _counts(found)
+        shares = wilson(averted, len(found)), wilson(averted + held, len(found))
+        return label, len(found), averted, held, lost, *shares, difference, _ratio(found)
 
-    oracle = {run: _of_oracle(row) for run, row in reference.items()}
+    # The same runs under a policy that knows its fault and has no remedy but time.
+    ends = ["averted" if fault(name).duration_steps else "held" for name in reference.fault]
+    oracle = reference.assign(outcome=ends, extra=reference.duration)
+    found = {KNOWN[policy].label: _under(runs, policy) for policy in names}
+    found["Oracle: waits until the fault is over, or holds"] = oracle
     return Table(
         name,
         title,
         "Policy | Failing runs | Averted | Held | Lost | Averted, share | "
         "Averted or held, share | Rescue averts more by | Extra steps over fault's steps",
         [
-            *(cells(KNOWN[p].label, reference if p == RESCUE else _by_run(runs, p)) for p in names),
-            cells("Oracle: waits until the fault is over, or holds", oracle),
+            cells(label, of, None if label == KNOWN[RESCUE].label else _difference(reference, of))
+            for label, of in found.items()
         ],
         notes=[
             f"Averted: the whole schedule, validation loss at most {ABOVE:g} nat above that of the "
@@ -108,33 +105,30 @@ def harm(
     note: str = "; leaving out outliers ran on the seeds with a failing run and 28 others",
 ) -> Table:
     """Effect on runs that do not fail: controls, benign changes, absorbed faults."""
-    runs = [row for row in branches(rows) if not row["failed"]]
-    without = _by_run(runs, NOTHING)
+    runs = judged(rows).query("not failed")
     controls = [row["control"] for row in rows if "control" in row]
-    cells: list[tuple[Cell, ...]] = []
-    for policy in names:
-        found = _by_run(runs, policy)
-        ran = [r for r in found.values() if r["end"] == "finished" and r["above"] is not None]
-        worse = np.array([row["above"] - (without[row["run"]]["above"] or 0.0) for row in ran])
-        steps = sum(without[run]["executed"] for run in found) or 1
+
+    def cells(policy: str) -> dict[str, Cell]:
+        found = _under(runs, policy)
+        ran = found[(found.end == "finished") & found.above.notna()]
+        worse = _worse(runs, ran)
+        steps = found.run.map(_under(runs, NOTHING).set_index("run").executed).sum() or 1
         touched = [acted[policy] is not None for acted in controls if policy in acted]
-        cells.append(
-            (
-                KNOWN[policy].label,
-                f"{sum(touched)} of {len(touched)}" if touched else "all",
-                len(found),
-                sum(row["actions"] > 0 for row in found.values()),
-                len(found) - len(ran),
-                *((float(worse.mean()), float(worse.max())) if ran else (np.nan, np.nan)),
-                100 * sum(row["extra"] for row in found.values()) / steps,
-            )
-        )
-    return Table(
+        return {
+            "Policy": KNOWN[policy].label,
+            "Controls acted on": f"{sum(touched)} of {len(touched)}" if touched else "all",
+            "Benign and absorbed": len(found),
+            "Acted on": int((found.actions > 0).sum()),
+            "Held or lost": len(found) - len(ran),
+            "Worse, mean (nat):4": float(worse.mean()),
+            "Worse, most (nat):3": float(worse.max()),
+            "Extra steps (%):1": float(100 * found.extra.sum() / steps),
+        }
+
+    return Table.of(
         name,
         title,
-        "Policy | Controls acted on | Benign and absorbed | Acted on | Held or lost | "
-        "Worse, mean (nat):4 | Worse, most (nat):3 | Extra steps (%):1",
-        cells,
+        map(cells, names),
         notes=[
             "Worse: final validation loss above that of the same run without a policy. A control "
             "that is not acted on is bit-equal.",
@@ -147,21 +141,18 @@ def harm(
 
 def aims(rows: Sequence[Row]) -> Table:
     """The aims that were set before the seeds were opened, beside what was measured."""
-    found = _by_run(failing(rows), RESCUE)
-    ends = Counter(map(outcome, found.values()))
-    averted = ends["averted"] / len(found)
-    good = averted + ends["held"] / len(found)
-    others = {row["policy"] for row in rows} - {RESCUE}
-    lowest = min(_difference(found, _by_run(failing(rows), name)).low for name in others)
-    healthy = [row for row in branches(rows) if not row["failed"]]
-    without, treated = _by_run(healthy, NOTHING), _by_run(healthy, RESCUE)
-    worse = [row["above"] - without[run]["above"] for run, row in treated.items()]
-    mean, most = float(np.mean(worse)), sum(value > ABOVE for value in worse)
-    controls = [row for row in rows if "control" in row]
-    acted = sum(row["control"][RESCUE] is not None for row in controls)
-    steps = sum(row["executed"] for row in without.values()) + CONTROL_STEPS * len(controls)
-    extra = 100 * sum(row["extra"] for row in treated.values()) / steps
-    ratio = _ratio(found)
+    runs, healthy = failing(rows), judged(rows).query("not failed")
+    found, treated = _under(runs, RESCUE), _under(healthy, RESCUE)
+    averted, held, _ = np.array(_counts(found)) / len(found)
+    good = averted + held
+    others = {*runs.policy} - {RESCUE}
+    lowest = min(_difference(found, _under(runs, name)).low for name in others)
+    worse = _worse(healthy, treated)
+    mean, most = worse.mean(), (worse > ABOVE).sum()
+    controls = [row["control"][RESCUE] for row in rows if "control" in row]
+    acted = sum(alarm is not None for alarm in controls)
+    steps = _under(healthy, NOTHING).executed.sum() + CONTROL_STEPS * len(controls)
+    extra, ratio = 100 * treated.extra.sum() / steps, _ratio(found)
     measured = (
         ("averted, of the failing runs: at least 85 %", f"{100 * averted:.0f} %", averted >= 0.85),
         ("averted or held: at least 95 %", f"{100 * good:.0f} %", good >= 0.95),
@@ -179,7 +170,7 @@ def aims(rows: Sequence[Row]) -> Table:
         ),
         (
             "none of them worse by more than 0.05 nat",
-            f"{most} of {len(worse)}, worst {max(worse):+.3f}", most == 0,
+            f"{most} of {len(worse)}, worst {worse.max():+.3f}", most == 0,
         ),
         ("extra steps of runs that do not fail: at most 3 %", f"{extra:.1f} %", extra <= 3),
         (
@@ -198,46 +189,44 @@ def aims(rows: Sequence[Row]) -> Table:
 
 
 def by_fault(rows: Sequence[Row], names: Sequence[str]) -> Table:
-    runs = failing(rows)
-    cells: list[tuple[Cell, ...]] = []
-    for kind in sorted({row["fault"] for row in runs}):
-        of_kind = [row for row in runs if row["fault"] == kind]
-        ends = (Counter(map(outcome, _by_run(of_kind, policy).values())) for policy in names)
-        counts = (f"{end['averted']} / {end['held']} / {end['lost']}" for end in ends)
-        cells.append((kind, len(_by_run(of_kind, NOTHING)), *counts))
-    heads = ("Fault | Failing runs", *(POLICIES[policy].label for policy in names))
-    return Table("rescue_by_fault", "Averted / held / lost by fault", heads, cells, number=11)
+    cells: list[dict[str, Cell]] = []
+    for kind, runs in failing(rows).groupby("fault"):
+        cells.append({"Fault": str(kind), "Failing runs": len(_under(runs, NOTHING))})
+        for policy in names:
+            ends = " / ".join(map(str, _counts(_under(runs, policy))))
+            cells[-1][POLICIES[policy].label] = ends
+    return Table.of("rescue_by_fault", "Averted / held / lost by fault", cells, number=11)
 
 
-def _of_oracle(row: Row) -> Row:
-    """The same run under a policy that knows its fault and has no remedy but time."""
-    end = "finished" if fault(row["fault"]).duration_steps else "held"
-    return row | {"end": end, "above": 0.0, "extra": row["duration"]}
+def _under(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
+    return runs[runs.policy == policy]
 
 
-def _by_run(rows: Sequence[Row], policy: str) -> dict[str, Row]:
-    return {row["run"]: row for row in rows if row["policy"] == policy}
+def _counts(runs: pd.DataFrame) -> list[int]:
+    return [int((runs.outcome == end).sum()) for end in ("averted", "held", "lost")]
 
 
-def _difference(reference: dict[str, Row], other: dict[str, Row]) -> Estimate:
+def _worse(runs: pd.DataFrame, treated: pd.DataFrame) -> pd.Series[float]:
+    """Nats of each treated run above the same run without a policy."""
+    without = _under(runs, NOTHING).set_index("run").above.astype(float).fillna(0.0)
+    return treated.above.astype(float) - treated.run.map(without)
+
+
+def _difference(reference: pd.DataFrame, other: pd.DataFrame) -> Estimate:
     """Share averted under the reference minus that under another policy, on the same runs."""
-    runs = [run for run in reference if run in other]
-    if not runs:
-        return Estimate(np.nan, np.nan, np.nan)
-    averted = [[outcome(rows[run]) == "averted" for run in runs] for rows in (reference, other)]
-    gain_R = np.subtract(*np.array(averted, dtype=float))
-    _, groups_R = np.unique([reference[run]["seed"] for run in runs], return_inverse=True)
+    both = reference.merge(other[["run", "outcome"]], on="run", suffixes=("", "_other"))
+    averted = (both[["outcome", "outcome_other"]] == "averted").to_numpy(dtype=float)
+    gain_R = averted @ [1, -1]
 
     def mean(counts_BR: NDArray[np.float64]) -> NDArray[np.float64]:
         return counts_BR @ gain_R / counts_BR.sum(axis=1)
 
-    return estimate(mean, len(runs), groups_R)
+    return estimate(mean, len(both), both.seed.factorize(sort=True)[0])
 
 
-def _ratio(found: dict[str, Row]) -> float:
+def _ratio(found: pd.DataFrame) -> float:
     """Extra steps of all runs over the steps of their faults."""
-    durations = sum(row["duration"] for row in found.values())
-    return sum(row["extra"] for row in found.values()) / durations if durations else np.nan
+    return float(found.extra.sum() / (found.duration.sum() or np.nan))
 
 
 # -- from the committed rows

@@ -24,7 +24,7 @@ from studies.fault_lab.rescue.runner import (
     train_control,
     train_untreated,
 )
-from studies.fault_lab.rescue.tables import aims, by_fault, harm, outcome, policies
+from studies.fault_lab.rescue.tables import aims, by_fault, harm, judged, policies
 from studies.fault_lab.spec import LabSpec
 from tests.studies.fault_lab import training
 
@@ -171,7 +171,7 @@ def test_tables_count_what_the_rows_say():
         row("d", RESCUE, 0.04, failed=False, extra=13),
         {"run": "e", "seed": 2, "policy": NOTHING, "control": {RESCUE: None, "palm": 200}},
     ]
-    assert [outcome(entry) for entry in rows[1:6:2]] == ["averted", "held", "lost"]
+    assert [*judged(rows).outcome[1:6:2]] == ["averted", "held", "lost"]
     table = policies(rows, [NOTHING, RESCUE], name="x", title="x")
     assert table.rows[1][1:5] == (3, 1, 1, 1)
     assert table.rows[-1][1:5] == (3, 3, 0, 0)  # the fault passes
