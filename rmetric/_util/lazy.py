@@ -15,7 +15,7 @@ EXTRAS = {
     "study": "scipy pandas seaborn graphviz",
     "diagnosis": "sklearn dtaidistance drain3 regex yaml",
     "live": "torch transformers",
-    "guard": "psutil prometheus_client pynvml yaml",
+    "guard": "psutil prometheus_client pynvml",
     "lightning": "lightning",
 }
 
