@@ -32,7 +32,7 @@ BREAK_EVEN_SIZES = SIZES[2:]
 #: False alarms to a failure, where their cost is measured: about twice today's.
 ALARMS_PER_FAILURE = 4.0
 #: Words -> false alarms a GPU-day.
-ALARMS = {"no false alarms": 0.0, "today's": TODAY.false_alarms_per_gpu_day}
+FALSE_ALARM_RATES = {"no false alarms": 0.0, "today's": TODAY.false_alarms_per_gpu_day}
 
 
 def tables(get: Get) -> list[Table]:
@@ -47,7 +47,7 @@ def _strategies(get: Get) -> Table:
         "every hour": (3600.0, FailurePredictor()),
         "Young/Daly": (None, FailurePredictor()),
     }
-    for (words, alarms), recall in product(ALARMS.items(), RECALLS):
+    for (words, alarms), recall in product(FALSE_ALARM_RATES.items(), RECALLS):
         predictor = FailurePredictor(recall=recall, false_alarms_per_gpu_day=alarms)
         strategies[f"+ emergency, recall {recall:g}, {words}"] = None, predictor
     rows: list[tuple[Cell, ...]] = []
@@ -174,7 +174,7 @@ def _variants(get: Get) -> Table:
     rows: list[dict[str, Cell]] = []
     for lead, words in product(LEADS, VARIANTS):
         rows.append({"Mean lead": f"{lead / 60:.0f} min", "A warning": words})
-        for saves, (alarms, rate) in product(SAVES, ALARMS.items()):
+        for saves, (alarms, rate) in product(SAVES, FALSE_ALARM_RATES.items()):
             rows[-1][f"{saves}, {alarms}"] = variant(get, saves, lead, words, rate)
     return Table.of(
         "variants",
