@@ -17,7 +17,7 @@ from rmetric._util.lazy import read_yaml
 from rmetric._util.printed import counted
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence import Row, Scene
-from rmetric.diagnosis.evidence.peers import Unusual, unusual
+from rmetric.diagnosis.evidence.peers import Unusual
 from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import LOSS, Fault
 from rmetric.diagnosis.library.load import PATTERN_SECONDS, SPECIFIC, compiled
@@ -98,7 +98,7 @@ class Weighed:
 
     @cached_property
     def unusual(self) -> Unusual:
-        return unusual(self.scene)
+        return Unusual(self.scene)
 
     # -- the answer
 
@@ -191,13 +191,14 @@ class Weighed:
 
     def _no_failure(self) -> Diagnosis:
         """No fault stands out: the job went well, or its logs do not state how."""
-        job, odd, short = self.job, self.unusual.events, ""
-        apart = {place.stream for place, _ in self.unusual.numbers}
+        job, odd, short = self.job, self.unusual, ""
+        apart = {place.stream for place, _ in odd.numbers}
         nodes = named([suspect for suspect in self.ranked if suspect.name in apart])
         if job.succeeded is not None and not self.scene.alone:
             case = "planned end"
         elif self.scene.known.lacks_its_end(job):
-            case, nodes = "unusual end" if odd else "no usual end", named(self.ranked)
+            case = "unusual end" if odd.events else "no usual end"
+            nodes = named(self.ranked)
         elif job.trained:
             case = "stops short" if (short := early_stop(self.scene)) else "steps"
         elif any(event.count > 1 and LOSS.search(event.template) for event in job.events):
@@ -211,7 +212,7 @@ class Weighed:
             title=words["title"].format(short=short),
             why=words["why"].format(end=job.succeeded and job.succeeded.text),
             to_do=tuple(words["to_do"]),
-            events=self._of_odd(odd if words["outcome"] == "unknown" else self.unusual.numbers),
+            events=self._of_odd(odd.events if words["outcome"] == "unknown" else odd.numbers),
             nodes=nodes,
         )
 

@@ -5,8 +5,9 @@ Absences complement L4's filtering: without normal events, a fault that is an ab
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp
 from statistics import median
 
@@ -29,6 +30,7 @@ from rmetric.diagnosis.signature import (
     STACK_DIFFERS,
 )
 
+_LATE_ERROR = "an error, after the last step"
 #: Share of its strength that evidence of a recorder has where hardly any other waits.
 LEAST_SHARE = 0.9
 #: Largest number of unusual events that are kept.
@@ -191,80 +193,90 @@ def _ended_early(scene: Scene, active: Sequence[Peer]) -> list[Row]:
     return list(found.values())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Unusual:
     """Unusual events of a job by number, the oddest first, and entries, each with the reason.
 
-    Attributes:
-        errors: those that first occur after the last step; they often describe the failure.
-        numbers: entries whose numbers deviate from other ranks'.
-        first_odd: the first iteration that differs in its events or its duration, and from which
-            the training did not recover.
+    Each is sought when it is first asked for, by the parts that are not switched off: the forest,
+    the dearest, is for answers that show `events`.
     """
 
-    events: Sequence[tuple[int, str]]
-    errors: Sequence[tuple[int, str]]
-    numbers: Sequence[tuple[Occurrence, str]]
-    slow: Sequence[tuple[Occurrence, str]]
-    first_odd: Iteration[Occurrence] | None
-    notes: Sequence[str]
+    scene: Scene
 
+    @cached_property
+    def events(self) -> list[tuple[int, str]]:
+        """Events after the last step, and those of outliers."""
+        scene, found = self.scene, dict(self._late)
+        # Events by which ranks report that they lost another make no outlier by their wording.
+        echoes = (fault.events for fault in scene.faults if fault.role == "echo")
+        rng, ordinary = np.random.default_rng(0), scene.known.ordinary.union(*echoes)
+        spatial, job = scene.switches.spatial, scene.job
+        for outlier in peer_outliers(job, rng=rng, ordinary=ordinary) if spatial else ():
+            for number in outlier.events[:MAX_OF_OUTLIER]:
+                if job.events[number].counts.get(outlier.name):
+                    found.setdefault(number, f"makes {outlier.name} differ from its peers")
+        return [*found.items()][:MAX_ODD]
 
-def unusual(scene: Scene) -> Unusual:
-    """Everything unusual in a job, by the parts that are not switched off."""
-    job, key = scene.job, scene.ordering.key
-    odd = job.odd_iterations.values() if scene.switches.temporal else ()
-    numbers = scene.number_outliers if scene.switches.spatial else []
-    steps = [log.last_step_at for log in job.streams.values() if log.last_step_at is not None]
-    last = max(steps, key=key, default=None)
-    events, errors = _odd_events(scene, last)
-    return Unusual(
-        events=events[:MAX_ODD],
-        errors=errors[:MAX_ODD],
-        numbers=[(number.place, f"{number.stream}: {_compared(number)}") for number in numbers],
-        slow=[
-            (
-                slow.place,
-                f"step {slow.step} took {slow.seconds:.3g} s, usual {slow.usual_seconds:.3g} s",
-            )
-            for slow in odd
-            if slow.seconds is not None
-        ],
-        first_odd=min(
-            (iteration for iteration in odd if not iteration.recovered),
-            key=lambda iteration: key(iteration.place),
-            default=None,
-        ),
-        notes=[
+    @cached_property
+    def errors(self) -> list[tuple[int, str]]:
+        """Errors that first occur after the last step; they often describe the failure."""
+        events, after, last = self.scene.job.events, self.scene.ordering.after, self._last_step
+        errors = [(number, why) for number, why in self._late if why == _LATE_ERROR]
+        return [pair for pair in errors if last and after(events[pair[0]].first, last)][:MAX_ODD]
+
+    @property
+    def numbers(self) -> list[tuple[Occurrence, str]]:
+        """Entries whose numbers deviate from other ranks'."""
+        outliers = self.scene.number_outliers
+        return [(number.place, f"{number.stream}: {_compared(number)}") for number in outliers]
+
+    @property
+    def notes(self) -> list[str]:
+        """A note on the first of them."""
+        return [
             f"{number.stream}: {_compared(number)}, at {number.steps} of the last steps"
-            for number in numbers[:1]
-        ],
-    )
+            for number in self.scene.number_outliers[:1]
+        ]
 
+    @property
+    def slow(self) -> list[tuple[Occurrence, str]]:
+        """Steps that took far longer than usual."""
+        return [
+            (
+                odd.place,
+                f"step {odd.step} took {odd.seconds:.3g} s, usual {odd.usual_seconds:.3g} s",
+            )
+            for odd in self._iterations
+            if odd.seconds is not None
+        ]
 
-def _odd_events(
-    scene: Scene, last: Occurrence | None
-) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-    """Events after the last step, and those of outliers; errors that first occur after it."""
-    job, after, key = scene.job, scene.ordering.after, scene.ordering.key
-    events, errors = list[tuple[int, str]](), list[tuple[int, str]]()
-    for event in sorted(job.events, key=lambda event: key(event.first)):
-        if event.number in scene.known.ordinary or not (last is None or after(event.last, last)):
-            continue
-        if level(event.last.text) == "error":
-            events.append((event.number, "an error, after the last step"))
-            if last is not None and after(event.first, last):
-                errors.append(events[-1])
-        elif scene.known.pool is not None and last is not None:
-            events.append((event.number, "not in healthy jobs, after the last step"))
-    shown = {number for number, _ in events}
-    # Events by which ranks report that they lost another make no outlier by their wording.
-    echoes = (fault.events for fault in scene.faults if fault.role == "echo")
-    rng, ordinary = np.random.default_rng(0), scene.known.ordinary.union(*echoes)
-    outliers = peer_outliers(job, rng=rng, ordinary=ordinary) if scene.switches.spatial else ()
-    for outlier in outliers:
-        for number in outlier.events[:MAX_OF_OUTLIER]:
-            if number not in shown and job.events[number].counts.get(outlier.name):
-                shown.add(number)
-                events.append((number, f"makes {outlier.name} differ from its peers"))
-    return events, errors
+    @property
+    def first_odd(self) -> Iteration[Occurrence] | None:
+        """The first iteration that differs and from which the training did not recover."""
+        lasting = (odd for odd in self._iterations if not odd.recovered)
+        key = self.scene.ordering.key
+        return min(lasting, key=lambda odd: key(odd.place), default=None)
+
+    @property
+    def _iterations(self) -> Collection[Iteration[Occurrence]]:
+        return self.scene.job.odd_iterations.values() if self.scene.switches.temporal else ()
+
+    @cached_property
+    def _last_step(self) -> Occurrence | None:
+        steps = (stream.last_step_at for stream in self.scene.job.streams.values())
+        return max(filter(None, steps), key=self.scene.ordering.key, default=None)
+
+    @cached_property
+    def _late(self) -> list[tuple[int, str]]:
+        """Errors after the last step, and what healthy jobs do not log there."""
+        scene, last, found = self.scene, self._last_step, list[tuple[int, str]]()
+        key, known = scene.ordering.key, scene.known
+        for event in sorted(scene.job.events, key=lambda event: key(event.first)):
+            late = last is None or scene.ordering.after(event.last, last)
+            if event.number in known.ordinary or not late:
+                continue
+            if level(event.last.text) == "error":
+                found.append((event.number, _LATE_ERROR))
+            elif known.pool is not None and last is not None:
+                found.append((event.number, "not in healthy jobs, after the last step"))
+        return found

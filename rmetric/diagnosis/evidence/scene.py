@@ -183,7 +183,7 @@ class Scene:
 
     @cached_property
     def number_outliers(self) -> list[NumberOutlier]:
-        return number_outliers(self.job)
+        return number_outliers(self.job) if self.switches.spatial else []
 
     @property
     def entries(self) -> Iterator[tuple[str, dict[str, str]]]:
