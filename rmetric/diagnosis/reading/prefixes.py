@@ -151,7 +151,7 @@ class PrefixParser:
             learnt = cls(counted, behind=behind)
             of_tasks = (who for who, _ in map(learnt.split, lines) if who.task is not None)
             launches |= any(who.local_rank or who.rank not in (None, who.task) for who in of_tasks)
-            launches |= any(map(_LAUNCHES.search, lines))
+            launches |= _LAUNCHES.search(b"\n".join(lines)) is not None
         return cls(counted, behind=behind, tasks_launch=launches, role_is_rank=role_is_rank)
 
     def split(self, line: bytes) -> tuple[Prefix, int]:
