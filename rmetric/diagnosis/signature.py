@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # for msgspec the choices themselves
     Level = str
     Trait = str
 else:
-    Role, Actor, Level, Trait = (Literal[tuple(words)] for words in CHOICES.values())
+    Role, Actor = Literal[tuple(CHOICES["role"])], Literal[tuple(CHOICES["actor"])]
+    Level, Trait = Literal[tuple(CHOICES["levels"])], Literal[tuple(CHOICES["traits"])]
 
 
 class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

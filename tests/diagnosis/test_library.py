@@ -2,11 +2,15 @@
 
 import re
 import warnings
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rmetric
+from rmetric._util.lazy import read_yaml
 from rmetric.diagnosis.library import SignatureError, SignatureLibrary, form_of
 from rmetric.diagnosis.library.load import PATTERN_SECONDS, QUIET_ROLES, check, compiled
 from rmetric.telemetry.xid import catalogue
@@ -25,6 +29,15 @@ OWN = """
   matches: ['service alpha is away']
   misses: ['service alpha is a way to go']
 """
+
+
+TABLES = sorted(Path(rmetric.__file__).parent.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
+def test_both_loaders_of_yaml_read_a_table_alike(path):
+    # A PyYAML without libyaml has only the slow one, which refuses some texts without quotes.
+    assert yaml.load(path.read_text("utf-8"), yaml.SafeLoader) == read_yaml(path)
 
 
 @pytest.mark.parametrize("signature", ALL, ids=lambda signature: signature.id)

@@ -264,7 +264,7 @@ suspects = st.builds(Suspect, name=texts, node=st.none() | texts, why=texts)
 candidates = st.builds(Candidate, cause=texts, title=texts, confidence=st.floats(0, 1), why=texts)
 diagnoses = st.builds(
     Diagnosis, outcome=st.sampled_from(sorted(OUTCOMES)), cause=st.none() | texts, title=texts,
-    actor=st.sampled_from([None, *CHOICES["actor"]]),
+    actor=st.sampled_from([None, *CHOICES["actor"]]) | texts,
     confidence=st.floats(0, 1), why=texts, stage=texts, iteration=..., since=..., time=...,
     to_do=st.lists(texts, max_size=4).map(tuple),
     events=st.lists(evidences, max_size=4).map(tuple),

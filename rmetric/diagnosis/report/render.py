@@ -269,7 +269,10 @@ def owner(diagnosis: Diagnosis) -> str:
     """Who should act, and who that is; "" where nobody should."""
     from rmetric.diagnosis.signature import CHOICES  # needs the packages of diagnose
 
-    return f"{diagnosis.actor}: {CHOICES['actor'][diagnosis.actor]}" if diagnosis.actor else ""
+    actor = diagnosis.actor or ""
+    # A diagnosis that somebody else makes may have an actor of its own.
+    who = CHOICES["actor"].get(actor) if actor else None
+    return f"{actor}: {who}" if who else plain(actor)
 
 
 def _parts(diagnosis: Diagnosis) -> list[_Part]:
