@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (57_184, 291),
-    "studies": (22_679, 130),
-    "tests": (45_523, 248),
+    "rmetric": (56_703, 291),
+    "studies": (22_576, 130),
+    "tests": (45_477, 248),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_785
