@@ -118,10 +118,9 @@ def find_faults(
 def _ways(match: Match, signature: Signature) -> list[Match]:
     """The match, and that of a cause's first entry alone where the last may not be the last."""
     # Of a node's kernel and its rank, by two clocks, either may be. A tool lists the newest first.
-    two = match.first.file != match.last.file or (match.first.time or 0) > (match.last.time or 0)
-    return (
-        [match, replace(match, last=match.first)] if two and signature.role == "cause" else [match]
-    )
+    first, last = match.first, match.last
+    two = first.file != last.file or (first.time or 0) > (last.time or 0)
+    return [match, replace(match, last=first)] if two and signature.role == "cause" else [match]
 
 
 def ended_alone(job: Job, signatures: Mapping[str, Signature]) -> frozenset[str]:

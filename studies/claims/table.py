@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
+
+from rmetric._util.lazy import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("claims.yaml")
@@ -85,7 +86,7 @@ class Table(msgspec.Struct, frozen=True):
 
 def load(path: Path = TABLE) -> Table:
     """Read claims.yaml; raises ValueError for an unknown source, and for a name used twice."""
-    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    given = read_yaml(path)
     sources = {name: {"name": name, **row} for name, row in given["sources"].items()}
     for row in given["claims"]:
         if row["source"] not in sources:

@@ -10,11 +10,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import yaml
+from rmetric._util.lazy import read_yaml
 
 CORPUS = Path(__file__).parents[2] / "tests" / "diagnosis" / "corpus"
 #: What lines, entries and names of files state.
-TABLES = yaml.safe_load(CORPUS.with_name("lines.yaml").read_text("utf-8"))
+TABLES = read_yaml(CORPUS.with_name("lines.yaml"))
 LOOP = "%%"
 #: A first value, its steps by the counters of loops, and where it begins again: <00+2n%60>.
 VARIED = re.compile(
@@ -46,8 +46,7 @@ class CorpusJob:
 
 def corpus() -> Iterator[CorpusJob]:
     for path in sorted(CORPUS.glob("*.yaml")):
-        for entry in yaml.load(path.read_text("utf-8"), yaml.CSafeLoader):
-            yield CorpusJob(**entry, topic=path.stem)
+        yield from (CorpusJob(**entry, topic=path.stem) for entry in read_yaml(path))
 
 
 def write(files: Mapping[str, str], folder: Path) -> Path:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from rmetric._util.errors import exit_with
+from rmetric._util.lazy import read_yaml
 from studies.common.command import command_parser
 from studies.silent_errors.processes import findings, trainings, unpacked
 
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=FOLDER / "results", help="folder")
     options = parser.parse_args(argv)
-    labels = yaml.safe_load((FOLDER / "labels.yaml").read_text(encoding="utf-8"))
+    labels = read_yaml(FOLDER / "labels.yaml")
     lines = options.out / f"{options.set}.jsonl"
     seen = []
     entries = looked_at(options.set, options.only)

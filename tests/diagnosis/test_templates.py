@@ -12,13 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.statements import STATEMENTS, may_state
-from rmetric.diagnosis.forms import (
-    MOST_HEADS,
-    Heads,
-    StepPlace,
-    TimePlace,
-    same_places,
-)
+from rmetric.diagnosis.forms import MOST_HEADS, Heads, StepPlace, TimePlace, same_places
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import any_digits
 from rmetric.diagnosis.reading.prefixes import PrefixParser

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (56_703, 291),
+    "rmetric": (56_699, 291),
     "studies": (22_576, 130),
     "tests": (45_477, 248),
 }

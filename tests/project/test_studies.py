@@ -9,7 +9,6 @@ import pytest
 from setuptools import find_packages
 
 ROOT = Path(__file__).resolve().parents[2]
-STUDIES = sorted(path.parent.name for path in (ROOT / "studies").glob("*/__init__.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Module that parses a command line -> the name that its help has.
 NAMES = {

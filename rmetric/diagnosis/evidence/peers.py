@@ -241,14 +241,9 @@ class Unusual:
     @property
     def slow(self) -> list[tuple[Occurrence, str]]:
         """Steps that took far longer than usual."""
-        return [
-            (
-                odd.place,
-                f"step {odd.step} took {odd.seconds:.3g} s, usual {odd.usual_seconds:.3g} s",
-            )
-            for odd in self._iterations
-            if odd.seconds is not None
-        ]
+        slow = (odd for odd in self._iterations if odd.seconds is not None)
+        words = "step {} took {:.3g} s, usual {:.3g} s".format
+        return [(odd.place, words(odd.step, odd.seconds, odd.usual_seconds)) for odd in slow]
 
     @property
     def first_odd(self) -> Iteration[Occurrence] | None:

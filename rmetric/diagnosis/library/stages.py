@@ -62,7 +62,9 @@ def stated_stage(text: str, rules: Sequence[int] | None = None, *, may_step: boo
     text = text[:500]
     places = possible_rules(text.lower().encode()) if rules is None else rules
     found = stage_by_rules("entries", text, places)
-    return "train" if found is None and may_step and match_step(text) else found or ""
+    if found is None:
+        return "train" if may_step and match_step(text) else ""
+    return found
 
 
 def possible_rules(form: bytes, words: Collection[bytes] | None = None) -> Sequence[int]:

@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.reading.text import (
-    KINDS,
-    MAX_TEXT,
-    TRANSITIONS,
-    kind_of,
-    shortened,
-)
+from rmetric.diagnosis.reading.text import KINDS, MAX_TEXT, TRANSITIONS, kind_of, shortened
 from studies.diagnosis_benchmark.corpus import TABLES
 
 ONE = TABLES["entries"]
@@ -25,12 +19,9 @@ def entries(text: str) -> list[str]:
     for line in text.strip("\n").split("\n"):
         kind = kind_of(line.encode())
         joined, state = TRANSITIONS[state][kind]
-        if kind == "blank":
-            continue
-        if joined and found:
+        if kind != "blank":
+            found += [] if joined and found else [[]]
             found[-1].append(line)
-        else:
-            found.append([line])
     return ["\n".join(lines) for lines in found]
 
 

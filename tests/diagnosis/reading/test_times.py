@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import datetime, timedelta, timezone
 
@@ -66,9 +67,7 @@ def formatted(form: str, moment: datetime) -> str:
 @given(moment=MOMENTS)
 def test_a_formatted_time_is_that_time(form, moment):
     text = formatted(form, moment)
-    found = parse(text)
-    assert found is not None
-    seconds, used = found
+    seconds, used = parse(text)
     unit = 10 ** (6 - FORMS[form])
     expected = moment.replace(microsecond=moment.microsecond // unit * unit)
     assert seconds == pytest.approx(expected.timestamp(), abs=1e-6)
@@ -83,6 +82,24 @@ def test_zones(moment, quarters):
     assert parse(text.replace("T", " ")) is not None
 
 
+@given(MOMENTS)
+def test_epochs(moment):
+    milliseconds = int(moment.timestamp() * 1000)
+    for text in (
+        f"[{milliseconds / 1000:.3f}] [gpu:1:0]",
+        f"E0000 00:00:{milliseconds / 1000:.3f}000    292 agent.cc:614] Failed",
+        f'MLLOG {{"namespace": "", "time_ms": {milliseconds}, "event_type": "x"}}',
+    ):
+        assert parse(text) == (milliseconds / 1000, re.search(r"\d{10}\S*\d", text).end())
+
+
+@given(st.integers(0, 10**12))
+def test_a_kernels_seconds_since_boot(micro):
+    text = f"[{micro // 10**6:5d}.{micro % 10**6:06d}] Out of memory"
+    assert parse(text) == (pytest.approx(micro / 1e6), text.index("]"))
+    assert parse(f"6,3973,{micro},-;nvidia") == (pytest.approx(micro / 1e6), len(f"6,3973,{micro}"))
+
+
 @given(st.datetimes(datetime(1972, 1, 1), datetime(1972, 12, 31), timezones=st.just(timezone.utc)))
 def test_without_a_year_it_is_one_of_its_own(moment):
     for form in (
@@ -90,10 +107,9 @@ def test_without_a_year_it_is_one_of_its_own(moment):
         "E%m%d %H:%M:%S.{micro} 12 f.cc:1] x",
         "INFO %m-%d %H:%M:%S x",
     ):
-        found = parse(formatted(form, moment))
-        assert found is not None
+        seconds, _ = parse(formatted(form, moment))
         expected = moment if "micro" in form else moment.replace(microsecond=0)
-        assert found[0] == pytest.approx(expected.timestamp(), abs=1e-6)
+        assert seconds == pytest.approx(expected.timestamp(), abs=1e-6)
 
 
 @given(st.text(max_size=200))
@@ -136,7 +152,6 @@ def test_the_month_of_glog_has_one_digit_or_two(moment):
     clock = f"{moment:%H:%M:%S.%f}"
     expected = moment.replace(year=1972).timestamp() if moment.day < 29 else None
     for date in (f"{moment:%m%d}", f"{100 * moment.month + moment.day}"):
-        found = parse(f"[E{date} {clock}000 ProcessGroupNCCL.cpp:3] said")
-        assert found is not None
+        seconds, _ = parse(f"[E{date} {clock}000 ProcessGroupNCCL.cpp:3] said")
         if expected is not None:
-            assert found[0] == pytest.approx(expected, abs=1e-5)
+            assert seconds == pytest.approx(expected, abs=1e-5)
