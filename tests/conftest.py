@@ -12,7 +12,10 @@ from statistics import mean
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rmetric._util import background
+
 # No verdict may hang on how busy the machine is, nor on chance: the same examples each time.
+background.CLOSE_SECONDS = 120.0
 COMMON = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("rmetric", max_examples=15, derandomize=True, **COMMON)
 #: HYPOTHESIS_PROFILE=slow is what CI takes; =thorough looks for new examples, ten times as long.

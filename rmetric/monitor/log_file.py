@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rmetric._util.background import Background
+from rmetric._util.background import CLOSE_SECONDS, Background
 from rmetric._util.durable import durable_file, no_follow
 from rmetric._util.strict_json import parse_line
 from rmetric.log_entries import record_from_json
@@ -67,7 +67,7 @@ class MonitorLog:
             self._hand_over()
             self._submit(lambda: self._cut(step))
 
-    def flush(self, seconds: float) -> None:
+    def flush(self, seconds: float = CLOSE_SECONDS) -> None:
         """Write all lines so far; wait for the background thread `seconds` at most."""
         if self._begun:
             self._hand_over()

@@ -58,7 +58,6 @@ logger = logging.getLogger("rmetric")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _OPEN: weakref.WeakSet[Monitor] = weakref.WeakSet()
-CLOSE_SECONDS = 5.0
 #: Calls of a loop that record something, and nothing once the monitor is closed.
 _OF_A_LOOP = frozenset({"check_before_step", "micro_batch", "evaluated"})
 
@@ -185,7 +184,7 @@ class Monitor:
         self.last: Record | None = None
         self.should_stop, self.usable = False, True
         self.problem: str | None = None
-        self.background = Background()
+        self.background = Background(what="the monitor")
         self.rank, self.run_id = rank(), run_id
         start = start_line(dict(about or {}), run_id, config.metric, "FULL_METRIC")
         self.log_path = path_of_rank(log, self.rank)
@@ -452,7 +451,7 @@ class Monitor:
             self._judge_rules(pending)
             last = record_to_json(pending.record)
         # A run that resumes from the checkpoint expects the lines before it in the log.
-        self._log.flush(CLOSE_SECONDS)
+        self._log.flush()
         return {
             "step": self.weights_step,
             "time": self._recorder.events.now(),
@@ -525,7 +524,7 @@ class Monitor:
         if self in _OPEN:
             _OPEN.discard(self)
             endings = [self._delivery.close, *(action.close for action in self._delivery.actions)]
-            _run_all([*endings, lambda: self.background.close(CLOSE_SECONDS)])
+            _run_all([*endings, self.background.close])
 
     def __enter__(self) -> Monitor:
         return self

@@ -3,6 +3,7 @@
 import threading
 import time
 import types
+from functools import partial
 
 import pytest
 import torch
@@ -187,14 +188,26 @@ def test_a_disk_that_hangs_is_waited_for_once(tmp_path, caplog):
     assert (tmp_path / "run.jsonl").read_text().count("METRICS") == 2  # nothing is lost
 
 
-def test_a_full_queue_takes_no_more_and_nobody_waits():
-    background, release = Background(size=2), threading.Event()
+def test_a_full_queue_takes_no_more_and_nobody_waits(caplog):
+    background, release = Background(size=2, what="the page"), threading.Event()
     taken = [background.submit(release.wait) for _ in range(20)]
     assert background.dropped == taken.count(False) >= 17
     began = time.monotonic()
     assert not background.close(0.1)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 60.0
+    assert "the page: not all was written within 0.1 s" in caplog.text
     release.set()
+
+
+def test_while_the_interpreter_ends_what_is_submitted_runs_at_once(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    background, done = Background(size=1), []
+    assert [background.submit(partial(done.append, n)) for n in range(3)] == [True] * 3
+    assert background.close()
+    assert done == [0, 1, 2]
 
 
 def test_an_error_of_ours_in_a_method_of_the_trainer_costs_the_monitor_alone(caplog):

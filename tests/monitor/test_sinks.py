@@ -69,7 +69,6 @@ def test_mlflow_has_records_as_metrics_and_alerts_as_tags(tmp_path, monkeypatch)
         MLflow()
     experiment = mlflow.create_experiment("rmetric", artifact_location=str(tmp_path))
     monkeypatch.setattr("rmetric.monitor.actions.dashboards._LARGEST_BATCH", 7)
-    monkeypatch.setattr("rmetric.monitor.actions.dashboards.FINISH_SECONDS", 60.0)
     with mlflow.start_run(experiment_id=experiment) as run:
         monitor = watch(MLflow())
     client = mlflow.MlflowClient()

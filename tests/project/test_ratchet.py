@@ -71,15 +71,24 @@ def test_no_function_has_too_many_branches():
     assert {name: count for name, count in found.items() if count > MOST_BRANCHES} == {}
 
 
+def assigned(node: ast.Assign | ast.AnnAssign) -> Iterator[tuple[ast.expr, str]]:
+    assert node.value is not None
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, map(ast.unparse, node.value.elts), strict=True)
+        else:
+            yield target, ast.unparse(node.value)
+
+
 def test_a_constant_has_one_value_in_a_package():
     found = defaultdict(lambda: defaultdict(list))
     for path, module in modules():
         for node in module.body:
             if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for target, value in assigned(node):
                     if isinstance(target, ast.Name) and target.id.isupper():
                         name = "/".join(path.parts[:2]), target.id
-                        found[name][ast.unparse(node.value)].append(f"{path}:{node.lineno}")
+                        found[name][value].append(f"{path}:{node.lineno}")
     assert len(found) > 1_500
     several = {name: places for name, places in found.items() if len(places) > 1}
     assert {name: places for name, places in several.items() if name[1] not in DECLARED} == {}

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rmetric")
 
-FINISH_SECONDS = 5.0
 _LARGEST_BATCH = 1000  # metrics that MLflow takes in one call
 _LONGEST_TAG = 5000  # characters, in MLflow
 #: Fields of a record that are not numbers, or are not measured in live training.
@@ -42,7 +41,7 @@ class Dashboard(Action):
 
     def __init__(self, *, on: Collection[str] | None = None) -> None:
         super().__init__(on=on)
-        self._background = Background()
+        self._background = Background(what=type(self).__name__)
         self._failed = self._behind = False
         self._executed = self._repeated = 0
         self._decisions: Counter[str] = Counter()
@@ -71,7 +70,7 @@ class Dashboard(Action):
 
     def close(self) -> None:
         self._submit(self.finish)
-        self._background.close(FINISH_SECONDS)
+        self._background.close()
 
     def draw(self, values: dict[str, float], step: int | None, executed: int) -> None:
         """Write the numbers of a record; `step` is None for the count of a decision."""

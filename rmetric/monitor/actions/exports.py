@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rmetric")
 
-CLOSE_SECONDS = 5.0
 #: Between two writes of Prometheus' file without an alert.
 WRITE_SECONDS = 15.0
 _LEVELS = ("quiet", "watch", "alarm")
@@ -176,7 +175,8 @@ class Prometheus(Action):
 
     def _begin(self, run: str) -> None:
         self._run, self._written, self._problem = run, -float("inf"), ""
-        self._background = Background(size=20)
+        # One waiting write has the state of when it runs: others beside it would be the same.
+        self._background = Background(size=1, what=str(self.textfile))
         self._server: Any = None
         self._gauges: dict[str, Mapping[str, float | None]] = {}  # by metric and label
         self._counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -214,7 +214,7 @@ class Prometheus(Action):
 
     def close(self) -> None:
         self._write(now=True)
-        self._background.close(CLOSE_SECONDS)
+        self._background.close()
         server, self._server = self._server, None
         stop(server)
 
