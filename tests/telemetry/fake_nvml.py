@@ -114,6 +114,7 @@ def watch(ticks: int, hung_after: float, linger: float, settings: dict[str, Any]
     seen: dict[str, Any] = {"events": [], "states": [], "slowest_poll_seconds": 0.0}
     for _ in rounds(ticks, linger):
         look(watcher, seen)
+    look(watcher, seen)  # also where the machine stood still until the end
     seen["readings"] = [
         {name: plain(getattr(reading, name)) for name in reading.__dataclass_fields__}
         for reading in watcher.readings()
