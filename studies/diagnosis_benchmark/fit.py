@@ -47,10 +47,11 @@ from studies.diagnosis_benchmark.corpus import corpus
 from studies.diagnosis_benchmark.corpus import write as write_files
 from studies.diagnosis_benchmark.csv_rows import read_rows
 from studies.diagnosis_benchmark.reliability import CALLED, Stated, calibration_error
+from studies.diagnosis_benchmark.tables import FIRST_LOOKS
 from studies.diagnosis_benchmark.written_jobs import WrittenScores
 from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened, written_sets
 
-FIRST_LOOKS = Path(__file__).parent / "results" / "first_looks.csv"
+RESULTS = Path(__file__).parent / "results"
 SHIPPED = Path("rmetric", "diagnosis", "model.json")
 #: Strength of the penalty on squared weights.
 PENALTY = 0.3
@@ -365,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs = [of_written(labelled, gathered(job, library)) for labelled, job in pairs]
         jobs += [*tests_jobs(), *injected_ranks()]
     sets = {labelled.set for labelled in written}
-    looks = [row for row in read_rows(FIRST_LOOKS, WrittenScores) if row.set in sets]
+    looks = [row for row in read_rows(RESULTS / FIRST_LOOKS, WrittenScores) if row.set in sets]
     model, lines = fitted(jobs, looks)
     print("\n".join(lines))
     hashes = "".join(entry.sha256 for name, entry in written_sets().items() if name in sets)
