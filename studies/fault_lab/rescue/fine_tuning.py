@@ -31,7 +31,7 @@ from studies.fault_lab.rescue.fine_tuning_run import row
 from studies.fault_lab.rescue.tables import pack, unpack, write
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-SEALED_RUNS, PREVIOUS_RESCUE = "fine_tuning_sealed", "fine_tuning_sealed_code_7c18e9b2"
+SEALED_RUNS, PREVIOUS_RESCUE = "fine_tuning_sealed", "fine_tuning_sealed_previous_rescue"
 SEALED_SEEDS = range(1000, 1100)
 #: Nats above the twin up to which a run is averted or held, and that rescue may cost.
 ABOVE, COSTS = 0.05, 0.02
