@@ -217,7 +217,7 @@ def check_same(opened: Results, again: Results) -> None:
         if there is None or any(there.get(key) != value for key, value in now.items()):
             raise Refused(
                 f"the sealed part was opened on {opened['made']['opened']['date']}, and {name} has "
-                "come out otherwise now: what was frozen has changed, so this is no measurement"
+                "come out otherwise now: what was frozen has changed, so this is not a measurement"
             )
     again["made"] = opened["made"]
     for name, row in again["rows"].items():

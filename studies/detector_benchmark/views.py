@@ -4,7 +4,7 @@
     python -m studies.detector_benchmark.views --sealed2   # writes views_sealed2.json and .md
 
 A view leaves out signals, keeps every nth step, or multiplies the losses. All three parts of the
-laboratory's first set are used, and all are known by now: this is no sealed measurement. Of the
+laboratory's first set are used, and all are known by now: this is not a sealed measurement. Of the
 second set it is the part that was sealed until its first look.
 """
 

@@ -9,8 +9,8 @@ each author by the weights fitted to those of the others. Two more sets are fitt
 counted: the corpus of the tests, whose jobs are small and were made one for each rule, and the
 ranks of the injected jobs of the first split, which written jobs lack (slow ones above all).
 
-The shares of right answers come from first looks at jobs that nobody had seen: by the kind of the
-answer and the confidence of its evidence, as isotonic regressions (first_looks.csv).
+The shares of right answers are isotonic regressions on the first run with each set of jobs
+(first_looks.csv), by the kind of the answer and the confidence of its evidence.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def causes_of(job: Labelled, weights: Features) -> list[tuple[Features, bool]]:
 
 
 def right_first(choices: Choices, weights: Features) -> npt.NDArray[np.bool_]:
-    """For each job: the candidate with the greatest score is right."""
+    """Whether the candidate with the greatest score is right, for each job."""
     scores = choices.values @ np.array([weights.get(name, 0.0) for name in choices.names])
     order = np.lexsort((-scores, choices.job))
     first = order[np.r_[True, np.diff(choices.job[order]) != 0]]
@@ -227,7 +227,7 @@ def right_first(choices: Choices, weights: Features) -> npt.NDArray[np.bool_]:
 
 
 def left_out(choices: Choices, groups: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """For each job: right by the weights fitted to the jobs of the other groups."""
+    """Whether each job is right by the weights fitted to the jobs of the other groups."""
     each = np.array(groups)
     right = np.zeros(len(each), dtype=bool)
     for group in np.unique(each):

@@ -63,7 +63,7 @@ class Measured:
         return mean(self.ettr_S)
 
     def gain(self, base: Measured) -> Estimate:
-        """In percentage points of ETTR, seed by seed."""
+        """Gain over `base` in percentage points of ETTR, seed by seed."""
         return mean(100.0 * (self.ettr_S - base.ettr_S))
 
 

@@ -76,7 +76,7 @@ def failed(found: dict[str, Any]) -> bool:
 def harm(found: dict[str, Any]) -> float:
     """Nats by which a run that is not held ends above the run without rescue, at least 0.
 
-    A fault that makes a run better than its twin is no measure: the twin counts where it is worse.
+    Where a fault makes a run better than its twin, the twin counts.
     """
     if found["rescue"]["held"]:
         return 0.0
