@@ -41,8 +41,8 @@ SHOWN = {
         f"rmetric replay {SIMULATED} --out replayed": 0,
     },
     "diagnosis": {
-        "rmetric diagnose studies/diagnosis_benchmark/logs/silent_rank "
-        "--healthy studies/diagnosis_benchmark/logs/healthy": 3,
+        "rmetric diagnose studies/diagnosis_benchmark/data/examples/silent_rank "
+        "--healthy studies/diagnosis_benchmark/data/examples/healthy": 3,
     },
 }
 

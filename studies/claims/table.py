@@ -77,7 +77,7 @@ class Claim(msgspec.Struct, frozen=True, rename={"name": "id", "documents": "in"
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Claims; statement -> file of the test that checks it; texts whose numbers are no results."""
+    """Claims; statement -> file of the test that checks it; texts whose numbers are not results."""
 
     claims: tuple[Claim, ...]
     elsewhere: Mapping[str, str]

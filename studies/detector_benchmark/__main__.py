@@ -59,7 +59,7 @@ from studies.detector_benchmark.real_logs import MANIFEST, real
 FROZEN = Path(rmetric.detectors.__file__).parent  # holds what detectors were calibrated to
 DATA_SETS = ("stress", "lab", "real")
 #: Judged only where --data names them.
-SECOND_LAB = {name: part for part, name in RESULTS_OF.items() if part not in LAB_PARTS}
+LATER_SETS = {name: part for part, name in RESULTS_OF.items() if part not in LAB_PARTS}
 OUT = Path("studies", "detector_benchmark", "results")
 PAGE = Path("docs", "benchmark.md")  # made anew with the results in OUT
 REAL_LOGS = Path("real_logs")
@@ -75,7 +75,7 @@ COSTS = {
 def parser() -> argparse.ArgumentParser:
     out = command_parser("detector_benchmark", __doc__)
     out.add_argument(
-        "--data", nargs="+", choices=(*DATA_SETS, *SECOND_LAB), default=list(DATA_SETS)
+        "--data", nargs="+", choices=(*DATA_SETS, *LATER_SETS), default=list(DATA_SETS)
     )
     out.add_argument(
         "--detectors", nargs="+", metavar="NAME",
@@ -175,7 +175,7 @@ def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.N
     if "calibrated" in names and data.name in ("lab", "lab_test"):
         healthy = data.runs if data.name == "lab" else lab(folder=options.lab).runs
         results["left_out"] = left_out(healthy, data.runs)
-    if "calibrated" in names and data.name in ("lab", "lab_test", *SECOND_LAB):
+    if "calibrated" in names and data.name in ("lab", "lab_test", *LATER_SETS):
         results |= hindsight(data, Judged.of(data.cases, seen["calibrated"]))
     path = options.out / f"{data.name}.json"
     if data.name in SEALED_RESULTS and path.exists():
@@ -189,7 +189,7 @@ def load(name: str, options: argparse.Namespace) -> DataSet:
         return stress_study(options)
     if name == "real":
         return real(options.real_logs, options.manifest)
-    parts = [SECOND_LAB[name]] if name in SECOND_LAB else list(options.lab_part)
+    parts = [LATER_SETS[name]] if name in LATER_SETS else list(options.lab_part)
     sealed = any(RESULTS_OF[part] in SEALED_RESULTS for part in parts)
     if sealed and options.open_sealed and options.thresholds is None:
         raise Refused("--open-sealed needs --thresholds FILE, whose digest shows what was frozen")
@@ -217,7 +217,7 @@ def check_same(opened: Results, again: Results) -> None:
         if there is None or any(there.get(key) != value for key, value in now.items()):
             raise Refused(
                 f"the sealed part was opened on {opened['made']['opened']['date']}, and {name} has "
-                "come out otherwise now: what was frozen has changed, so this is no measurement"
+                "come out otherwise now: what was frozen has changed, so this is not a measurement"
             )
     again["made"] = opened["made"]
     for name, row in again["rows"].items():

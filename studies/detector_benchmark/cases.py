@@ -180,7 +180,7 @@ def neutral(cases: Cases, alerts: Alerts, protocol: str = "causal") -> Outcomes:
 
 
 def with_check(cases: Cases, outcomes: Outcomes, alerts: Alerts) -> Outcomes:
-    """With the check before the step, which sees a failure whose loss or gradient is not finite."""
+    """Add the check before the step, which detects a loss or gradient that is not finite."""
     quiet = alerts.first >= cases.windows.onset
     checked = cases.windows.failed & ~cases.warned & cases.seen_before_step & quiet
     return replace(outcomes, hit=outcomes.hit | checked)
@@ -219,7 +219,7 @@ def false_alarm_rate(cases: Cases, traces: Sequence[Trace]) -> Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """In minutes of training; beyond `lead_cap` steps of lead nothing more is saved."""
+    """Minutes of training; beyond `lead_cap` steps of lead nothing more is saved."""
 
     false_alarm: float = 30.0
     missed_failure: float = 120.0

@@ -17,9 +17,10 @@ from rmetric.records import Run
 from studies.detector_benchmark.cases import KINDS, Cases, weights_not_finite
 
 LAB_PARTS = ("calibration", "development", "test")
-SECOND_PARTS = ("training2", "sealed2")  # of the laboratory's second set
+#: Trainings whose optimiser, schedule, size and length vary: the laboratory's second set.
+VARIED_PARTS = ("training2", "sealed2")
 #: Short fine-tunings by an author who had read no detector; without the failures that come at once.
-THIRD_PARTS = ("sealed3", "sealed3_slow")
+FINE_TUNING_PARTS = ("sealed3", "sealed3_slow")
 #: Part of the laboratory -> name of its results.
 RESULTS_OF = {
     "calibration": "lab", "development": "lab", "test": "lab_test", "training2": "lab2",
@@ -74,7 +75,7 @@ def lab(
     open_sealed: bool = False,
 ) -> DataSet:
     """The fault laboratory; the seeds are the groups, as a branch holds its control's records."""
-    sets = (LAB_PARTS, SECOND_PARTS, THIRD_PARTS)
+    sets = (LAB_PARTS, VARIED_PARTS, FINE_TUNING_PARTS)
     if not any(set(parts) <= set(known) for known in sets):
         known = "; ".join(", ".join(parts) for parts in sets)
         raise ValueError(f"parts of different sets: {', '.join(parts)}; known are {known}")

@@ -22,7 +22,7 @@ from rmetric.records import Run
 from studies.common.command import command_parser
 from studies.common.renderers import to_markdown, to_text
 from studies.common.table import Cell, Table
-from studies.detector_benchmark.data_sets import LAB_FOLDER, LAB_PARTS, SECOND_PARTS, DataSet, lab
+from studies.detector_benchmark.data_sets import LAB_FOLDER, LAB_PARTS, VARIED_PARTS, DataSet, lab
 from studies.detector_benchmark.real_logs import real
 
 OUT = Path("studies", "detector_benchmark", "results")
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"laboratory, {which} set": levels_of(
                 controls(lab(parts, options.lab, open_sealed=True))
             )
-            for which, parts in (("first", LAB_PARTS), ("second", SECOND_PARTS))
+            for which, parts in (("first", LAB_PARTS), ("second", VARIED_PARTS))
         }
         if options.real_logs is not None:
             found["public logs"] = levels_of(controls(real(options.real_logs)))

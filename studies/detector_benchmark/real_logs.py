@@ -198,7 +198,7 @@ def cases_of(runs: Sequence[Run], lines: Sequence[Listed]) -> Cases:
 def spacing_of(run: Run, onset: int | None) -> float:
     """The logging interval in steps: the median distance of the training records about the onset.
 
-    Of all of them where there is no onset; 1 for a run with a single record.
+    All records count where there is no onset; 1 for a run with a single record.
     """
     steps = np.unique([
         record.step for record in run.records

@@ -1,10 +1,10 @@
 """Detectors on the laboratory's runs as other people would have logged them.
 
     python -m studies.detector_benchmark.views             # writes views.json and views.md
-    python -m studies.detector_benchmark.views --second    # writes views_sealed2.json and .md
+    python -m studies.detector_benchmark.views --sealed2   # writes views_sealed2.json and .md
 
 A view leaves out signals, keeps every nth step, or multiplies the losses. All three parts of the
-laboratory's first set are used, and all are known by now: this is no sealed measurement. Of the
+laboratory's first set are used, and all are known by now: this is not a sealed measurement. Of the
 second set it is the part that was sealed until its first look.
 """
 
@@ -39,12 +39,12 @@ DETECTORS = ("calibrated", "loss_ewma", "loss_cusum")
 REFERENCE = "loss_ewma"
 LOSSES = ("training_loss", "validation_loss", "probe_loss")
 #: Parts by the title of the table, and what was known of them.
-FIRST, SECOND = "all parts", "sealed part of the second set"
-PARTS = {FIRST: LAB_PARTS, SECOND: ("sealed2",)}
+ALL, SEALED2 = "all parts", "sealed part of the second set"
+PARTS = {ALL: LAB_PARTS, SEALED2: ("sealed2",)}
 KNOWN = {
-    FIRST: "All parts were known when the statistics of the loss were chosen, the old sealed part "
+    ALL: "All parts were known when the statistics of the loss were chosen, the old sealed part "
     "included.",
-    SECOND: "Sealed until its first look, at commit ef6f919; later detectors are no blind ones.",
+    SEALED2: "Sealed until its first look, at commit ef6f919; later detectors are no blind ones.",
 }
 OUT = Path("studies", "detector_benchmark", "results")
 
@@ -158,12 +158,12 @@ def table(results: dict[str, Any]) -> Table:
 def main(arguments: list[str] | None = None) -> int:
     parser = command_parser("detector_benchmark.views", __doc__)
     parser.add_argument("--lab", type=Path, default=LAB_FOLDER, help="archives of the laboratory")
-    parser.add_argument("--second", action="store_true", help="the laboratory's second set")
+    parser.add_argument("--sealed2", action="store_true", help="sealed part of the second set")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR")
     add_jobs(parser)
     options = parser.parse_args(arguments)
     try:
-        title, name = (SECOND, "views_sealed2") if options.second else (FIRST, "views")
+        title, name = (SEALED2, "views_sealed2") if options.sealed2 else (ALL, "views")
         data = lab(PARTS[title], options.lab, open_sealed=True)
         results = results_of(data, measured(data, num_processes=options.jobs), title)
         results = json.loads(json.dumps(encode(results)))

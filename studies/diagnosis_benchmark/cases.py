@@ -59,7 +59,7 @@ class Case:
     Attributes:
         group: jobs of one group are not independent and are drawn together.
         folder: holds the logs, in any depth.
-        kind: of the injected fault; "" for a healthy job and where nobody injected one.
+        kind: of the injected fault; "" for a healthy job and where none was injected.
         stage, cause_class: as published; "" where not known.
         rank, node: the faulty one.
         node_of_rank: rank -> node, as the launcher set it.

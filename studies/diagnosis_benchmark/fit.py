@@ -9,8 +9,8 @@ each author by the weights fitted to those of the others. Two more sets are fitt
 counted: the corpus of the tests, whose jobs are small and were made one for each rule, and the
 ranks of the injected jobs of the first split, which written jobs lack (slow ones above all).
 
-The shares of right answers come from first looks at jobs that nobody had seen: by the kind of the
-answer and the confidence of its evidence, as isotonic regressions (first_looks.csv).
+The shares of right answers are isotonic regressions on the first run with each set of jobs
+(first_looks.csv), by the kind of the answer and the confidence of its evidence.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ from studies.diagnosis_benchmark.corpus import corpus
 from studies.diagnosis_benchmark.corpus import write as write_files
 from studies.diagnosis_benchmark.csv_rows import read_rows
 from studies.diagnosis_benchmark.reliability import CALLED, Stated, calibration_error
+from studies.diagnosis_benchmark.tables import FIRST_LOOKS
 from studies.diagnosis_benchmark.written_jobs import WrittenScores
 from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened, written_sets
 
-FIRST_LOOKS = Path(__file__).parent / "results" / "first_looks.csv"
+RESULTS = Path(__file__).parent / "results"
 SHIPPED = Path("rmetric", "diagnosis", "model.json")
 #: Strength of the penalty on squared weights.
 PENALTY = 0.3
@@ -218,7 +219,7 @@ def causes_of(job: Labelled, weights: Features) -> list[tuple[Features, bool]]:
 
 
 def right_first(choices: Choices, weights: Features) -> npt.NDArray[np.bool_]:
-    """For each job: the candidate with the greatest score is right."""
+    """Whether the candidate with the greatest score is right, for each job."""
     scores = choices.values @ np.array([weights.get(name, 0.0) for name in choices.names])
     order = np.lexsort((-scores, choices.job))
     first = order[np.r_[True, np.diff(choices.job[order]) != 0]]
@@ -226,7 +227,7 @@ def right_first(choices: Choices, weights: Features) -> npt.NDArray[np.bool_]:
 
 
 def left_out(choices: Choices, groups: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """For each job: right by the weights fitted to the jobs of the other groups."""
+    """Whether each job is right by the weights fitted to the jobs of the other groups."""
     each = np.array(groups)
     right = np.zeros(len(each), dtype=bool)
     for group in np.unique(each):
@@ -365,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs = [of_written(labelled, gathered(job, library)) for labelled, job in pairs]
         jobs += [*tests_jobs(), *injected_ranks()]
     sets = {labelled.set for labelled in written}
-    looks = [row for row in read_rows(FIRST_LOOKS, WrittenScores) if row.set in sets]
+    looks = [row for row in read_rows(RESULTS / FIRST_LOOKS, WrittenScores) if row.set in sets]
     model, lines = fitted(jobs, looks)
     print("\n".join(lines))
     hashes = "".join(entry.sha256 for name, entry in written_sets().items() if name in sets)

@@ -51,7 +51,7 @@ def _confidence(of: Answer | WrittenScores) -> float:
 
 
 def stated_on_written(jobs: Iterable[WrittenScores], *, first: bool = False) -> list[Stated]:
-    """The same of the written jobs; of first looks by what the model of today makes of them."""
+    """The same for the written jobs; first looks get the confidence of today's model."""
     return [
         Stated(_confidence(job) if first else job.confidence, job.right, f"{job.set} {job.job}")
         for job in jobs

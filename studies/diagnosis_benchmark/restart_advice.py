@@ -6,7 +6,7 @@
 data/restart_labels.csv has a label for 250 written jobs that failed or were ended: the action, the
 nodes to leave out, and a second action where two are defensible, by judges who saw the jobs and
 their manifests and no answer. The advice was last changed after the first labels (set 1) were seen;
-results/restart_advice_code_e3450940.csv is of commit e3450940.
+results/restart_advice_before_labels.csv is of the code before that, commit e3450940.
 
 The peer is the restart agent of nvidia-resiliency-ext 0.7.0 without its language model, and with
 the settings that it has by default. `--peer` needs that package and httpx.

@@ -100,7 +100,7 @@ class Results:
 
 
 def read_results(path: Path) -> Results:
-    """Raises ValueError for a file that is no result of this command."""
+    """Raises ValueError for a file that is not a result of this command."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Results)
     except msgspec.MsgspecError as error:
@@ -122,7 +122,7 @@ def score_job(case: Case) -> JobScores:
 
 
 def score_all(cases: Sequence[Case], processes: int) -> list[JobScores]:
-    """In the order of the cases. Those of a group come one after another: they share siblings."""
+    """Scores in the order of the cases; a group's are computed in a row, as they share siblings."""
     ordered = sorted(cases, key=lambda case: case.group)
     by_name = {scores.name: scores for scores in mapped(score_job, ordered, processes=processes)}
     return [by_name[case.name] for case in cases]

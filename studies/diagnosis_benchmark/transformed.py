@@ -27,7 +27,7 @@ from studies.common.processes import mapped
 from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened
 
 RESULTS = Path(__file__).parent / "results"
-#: Files that are no text logs, and stay as they are.
+#: Files that are not text logs, and stay as they are.
 OTHERS = (".gz", ".json", ".jsonl", ".csv", ".tsv", ".pkl", ".xz", ".zst")
 
 Lines = list[str]

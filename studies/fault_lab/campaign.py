@@ -32,7 +32,7 @@ from studies.fault_lab.spec import SECOND_SPLITS, SPLITS, LabSpec, entries_of
 CAMPAIGN, SECONDS, MANIFEST = "campaign.json", "seconds.jsonl", "manifest.json"
 SECOND = "second"  # the second set's part of the manifest
 #: Digest of the second set's runs, committed before the first of them was trained.
-SEAL = Path(__file__).resolve().parent / "results" / "second_seal.json"
+SEAL = Path(__file__).resolve().parent / "results" / "set_2_run_list_seal.json"
 
 
 class CampaignError(OSError):

@@ -2,10 +2,10 @@
 
     python -m studies.fault_lab.evaluation_prior
 
-Of the healthy and benign runs of the open parts: log(evaluation / the one before), from the
-eleventh evaluation on, as the first ones fall fast. A run's changes have a variance of their own,
-which is scaled inverse chi-squared over the runs: scale and degrees of freedom are those under
-which all changes are most likely.
+The changes are log(evaluation / the one before) in the healthy and benign runs of the open parts,
+from the eleventh evaluation on, as the first ones fall fast. A run's changes have a variance of
+their own, which is scaled inverse chi-squared over the runs: scale and degrees of freedom are
+those under which all changes are most likely.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A signal is compared with its own values before the onset. The largest value (or deviation, if
 both directions are abnormal) between onset and failure is compared with the twin's over the same
 steps. The area under the ROC curve is the probability that a failing run has a larger response
-than a healthy one: 0.5 is no information, 1 is perfect separation.
+than a healthy one: 0.5 does not separate them, 1 does perfectly.
 """
 
 from __future__ import annotations

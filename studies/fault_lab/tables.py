@@ -23,7 +23,7 @@ from studies.common.table import Cell, Table, show
 from studies.fault_lab.signals import SIGNALS, SignalResponse, area, column, response
 
 WILSON = "Shares with 95 % Wilson intervals."
-SEALED = "Calibration and development runs only; the test part is kept for the benchmark."
+SCOPE = "Calibration and development runs only; the test part is kept for the benchmark."
 #: How a disturbed run ended, and its words in the tables.
 ENDS = {
     "non_finite": "not finite",
@@ -227,7 +227,7 @@ def twins(runs: Sequence[Run]) -> Table:
         f"{LATER} steps later | In the fault's last step | At the end",
         rows,
         notes=[
-            f"{SEALED} Lowest to highest of the runs, in nats per token.",
+            f"{SCOPE} Lowest to highest of the runs, in nats per token.",
             "The probe batch is of clean text. An expert is reset in one step, which is the "
             "fault's first and last.",
         ],
@@ -284,7 +284,7 @@ def signals(seen: pd.DataFrame) -> Table:
         ("Signal | All failing", *(words.capitalize() for words in ENDS.values())),
         rows,
         notes=[
-            f"{SEALED} Runs: {counts}.",
+            f"{SCOPE} Runs: {counts}.",
             "The largest value (of losses and R) or deviation either way (of the rest) from the "
             "onset up to, not including, the failure, or over 60 steps where nothing fails, "
             "against the twin's over the same steps. 0.5 is no information; under benign and "
@@ -305,7 +305,7 @@ def signals_by_fault(seen: pd.DataFrame) -> Table:
         ("Fault | Failing runs", *(signal.label for signal in SIGNALS.values())),
         rows,
         notes=[
-            SEALED,
+            SCOPE,
             "Few runs per fault: differences between neighbouring rows are not significant.",
         ],
     )
@@ -335,7 +335,7 @@ def detectors(runs: Sequence[Run], num_processes: int = 1) -> Table:
         "Controls alarmed | Benign alarmed | Median lead (steps):0",
         rows,
         notes=[
-            f"{SEALED} {len(runs)} runs, {int(found.failed.sum())} failing, {controls} controls, "
+            f"{SCOPE} {len(runs)} runs, {int(found.failed.sum())} failing, {controls} controls, "
             f"{benign} benign.",
             "Published: any alarm at any step counts. Causal: the first alarm must fall between "
             "onset and failure. Branches share their control's steps before the onset, so an "

@@ -96,8 +96,8 @@ def lost_by_hand(
 
     D / 2 + d + u + (1 - z) (n + D), z (`at_once`) the share of failures that end by themselves in
     NaN and are restarted at once from the last save. The others spoil the weights for n (`notice`)
-    seconds. As their onset is uncertain and the last save before it cannot be told from a tainted
-    one, the restart is from the save before.
+    seconds. As their onset is uncertain and the last save may be tainted, the restart is from the
+    save before.
     """
     return interval / 2.0 + durable + restart + (1.0 - at_once) * (notice + interval)
 

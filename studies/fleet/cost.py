@@ -24,7 +24,7 @@ from studies.fleet.job_settings import FailurePredictor, Fleet, FleetJob, Saves
 RATES = {
     "RSC-1": 6.50e-3,
     "RSC-2": 2.34e-3,
-    "Llama 3 405B": published.STOPS_PER_DAY / (published.NUM_GPUS / 8),
+    "Llama 3 405B": published.STOPS_PER_DAY / (published.LLAMA_GPUS / 8),
 }
 SIZES = (8, 64, 512, 2048, 16_384)
 RECALLS = (0.1, 0.2, 0.5, 0.9)
@@ -63,7 +63,7 @@ class Measured:
         return mean(self.ettr_S)
 
     def gain(self, base: Measured) -> Estimate:
-        """In percentage points of ETTR, seed by seed."""
+        """Gain over `base` in percentage points of ETTR, seed by seed."""
         return mean(100.0 * (self.ettr_S - base.ettr_S))
 
 

@@ -159,7 +159,7 @@ def _most(get: Get) -> list[str]:
 
 
 def verdict(gain: Estimate) -> str:
-    """By the interval, not by the point estimate."""
+    """Word for a gain, decided by its interval and not by the point estimate."""
     return "pays" if gain.low > 0 else "costs" if gain.high < 0 else "makes no clear difference"
 
 

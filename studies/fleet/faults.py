@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 from dataclasses import replace
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ WINDOW_DAYS = 7.0
 #: Repairs take up to months: shorter jobs would end before they are short of nodes.
 CLOCK_DAYS = 120.0
 CASES = ("24 h", "recorded", "and relapses")
-SIZES, SPARES, REPLICATIONS = (512, 2048, 16_384), (0.01, 0.02, 0.04, 0.06), 8
+FLEET_SIZES, SPARE_SHARES, NUM_SEEDS = (512, 2048, 16_384), (0.01, 0.02, 0.04, 0.06), 8
 
 
 def read_faults(path: Path) -> dict[str, Any]:
@@ -74,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     trace = read_faults(options.trace)
-    jobs = {(size, share): cases(trace, size, share) for size in SIZES for share in SPARES}
-    found = measure([job for row in jobs.values() for job in row], REPLICATIONS, options.jobs)
+    jobs = {case: cases(trace, *case) for case in product(FLEET_SIZES, SPARE_SHARES)}
+    found = measure([job for row in jobs.values() for job in row], NUM_SEEDS, options.jobs)
     days_R = np.array(trace["repairs"]) / DAY
     notes = [
         f"Asynchronous saves, no warnings, failures as on RSC-1, {CLOCK_DAYS:g} days that begin "
@@ -94,5 +95,5 @@ def run(options: argparse.Namespace) -> int:
         grouped=True,
     )  # fmt: skip
     digest = hashlib.sha256(options.trace.read_bytes()).hexdigest()
-    write(options.out, [made], {}, {"sha256": digest, "seeds": REPLICATIONS}, PACKAGES)
+    write(options.out, [made], {}, {"sha256": digest, "seeds": NUM_SEEDS}, PACKAGES)
     return 0

@@ -113,7 +113,7 @@ def _any(seen: list[Bools], num: int) -> Floats:
 
 
 def _kinds(history: GpuHistory) -> dict[str, Bools]:
-    """At which readings each kind of sign is new or holds, in the words of the rules."""
+    """Kind of sign, as the rules name it -> readings at which it is new or holds."""
     remaps = ("row_remap_pending", "row_remap_failed")
     kinds = {name: history.columns[name] & history.available for name in remaps}
     kinds["gpu_lost"] = history.lost
@@ -181,7 +181,7 @@ def risk_values(history: GpuHistory, config: RiskConfig, coded: bool = False) ->
     reach = config.window * config.interval / STEP_SECONDS
     end = np.arange(1, available.size + 1)
     first = np.maximum(np.searchsorted(step, step - reach, side="right"), end - config.window)
-    if not coded:  # the guard begins anew with a new driver, the original knows of none
+    if not coded:  # the guard begins anew with a new driver, the original does not
         reloads = np.where(history.reloaded[available], end - 1, 0)
         first = np.maximum(first, np.maximum.accumulate(reloads))
     windows = _Windows(first=first, end=end)

@@ -23,8 +23,8 @@ INTERRUPTIONS = {
     "silent_data_corruption": 6,
     "thermal": 6,
 }
-NUM_GPUS, DAYS = 16_384, 54.0
-GPU_DAYS = NUM_GPUS * DAYS
+LLAMA_GPUS, LLAMA_DAYS = 16_384, 54.0
+GPU_DAYS = LLAMA_GPUS * LLAMA_DAYS
 
 #: Causes that the telemetry of a GPU could announce at all. Of the others a GPU shows, if
 #: anything, that its job stands still.
@@ -33,7 +33,7 @@ NUM_INTERRUPTIONS = sum(INTERRUPTIONS.values())
 NUM_OF_A_GPU = sum(INTERRUPTIONS[cause] for cause in OF_A_GPU)
 
 #: How often a GPU stops because its job does, whoever is to blame.
-STOPS_PER_DAY = NUM_INTERRUPTIONS / DAYS
+STOPS_PER_DAY = NUM_INTERRUPTIONS / LLAMA_DAYS
 SOFTWARE_SHARE = INTERRUPTIONS["software"] / NUM_INTERRUPTIONS
 
 #: Failures of a GPU on a GPU-day.

@@ -61,7 +61,7 @@ def _announced(leads: pd.Series[float]) -> Estimate:
 
 
 def _of_failures(share: float, of: Callable[[str], Estimate]) -> Estimate:
-    """Of all failures, where `share` of them have a sign, from `of` the two strata of them."""
+    """Estimate for all failures from `of` its two strata; `share` of them have a sign."""
     return weighted([(share, of("with_sign")), (1 - share, of("without"))])
 
 

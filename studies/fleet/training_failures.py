@@ -55,7 +55,7 @@ class Outcomes:
 
 
 def outcomes() -> Outcomes:
-    """In the tables of the rescue study; raises OSError, or ValueError for a missing number."""
+    """Read the tables of the rescue study; raises OSError, or ValueError for a missing number."""
     shares, harm = RESULTS / "rescue.csv", RESULTS / "rescue_harm.csv"
     averted, good = (
         [_number(shares, POLICY, f"{name}, share{end}") for end in ("", " low", " high")]

@@ -243,11 +243,11 @@ def measure_snapshots(*, tiny: bool) -> dict[str, Any]:
     for name, options in models.items():
         emptied()
         found[name] = rescue_snapshots.measure(rescue_snapshots.arguments(options.split()))
-        tell(found)
+        print_now(found)
     return {"models": found}
 
 
-def tell(found: Any) -> None:
+def print_now(found: Any) -> None:
     """Print what was measured so far: it is kept if the part's time ends."""
     print(json.dumps(found, default=str), flush=True)
 
@@ -289,7 +289,7 @@ def measure_checkpoints(
                     "bytes_more_of_host_memory": own().rss - before_all,
                 }
             )
-            tell(costs)
+            print_now(costs)
             for _ in range(WARM_UP):
                 loop.step(batch)
     return {"model": name, "free_bytes": free, "saves": costs}

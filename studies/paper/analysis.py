@@ -132,7 +132,7 @@ class OutcomeCounts(NamedTuple):
 
 
 def outcome_counts(windows: Windows, alerts: Alerts) -> OutcomeCounts:
-    """By the first alert of one detector: in the window, before it, after it, or none."""
+    """Count the runs by their first alert: in the window, before it, after it, or none."""
     first, failed = alerts.first, windows.failed
     premature = first < windows.onset
     late = (windows.failure <= first) & (first < inf)

@@ -29,7 +29,7 @@ FEW_RUNS = 100
 #: Studies whose failures emerge from what a fault does.
 EMERGENT = {"emergent", "stress"}
 #: Half-width of the widest interval that can agree with a number, as a share of it.
-MARGIN = 0.1
+NARROW = 0.1
 
 
 def claims(analysis: Analysis, case_studies: Sequence[Summary] = ()) -> Table:
@@ -47,7 +47,7 @@ def claims(analysis: Analysis, case_studies: Sequence[Summary] = ()) -> Table:
         notes=[
             "Verdict: differs where the 95 % interval of what was measured excludes the paper's "
             "number (or lies above its bound); agrees where it holds the number and its half-width "
-            f"is at most {100 * MARGIN:.0f} % of it (or it lies below the bound); undecided where "
+            f"is at most {100 * NARROW:.0f} % of it (or it lies below the bound); undecided where "
             "it is too wide to tell."
         ],
     )
@@ -236,7 +236,7 @@ def verdict(paper: float, measured: Estimate) -> str:
         return "undefined"
     if not measured.low <= paper <= measured.high:
         return "differs"
-    is_narrow = (measured.high - measured.low) / 2 <= MARGIN * paper
+    is_narrow = (measured.high - measured.low) / 2 <= NARROW * paper
     return "agrees" if is_narrow else "undecided"
 
 

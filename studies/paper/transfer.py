@@ -226,7 +226,7 @@ def architecture(run: Run) -> str:
 
 
 def halves_of(runs: Sequence[Run]) -> NDArray[np.int64]:
-    """By the parity of the run's repetition; of its place in its architecture where it has none."""
+    """Parity of each run's repetition, or of its place in its architecture where it has none."""
     seen: Counter[str] = Counter()
     halves = []
     for run in runs:

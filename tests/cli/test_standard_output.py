@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FULL = Path("/dev/full")
 #: One command line that prints much or little and works, for those that need no GPU and no time.
 WORKING = (
-    ["diagnose", "studies/diagnosis_benchmark/logs/wrong_shape", "--json"],
+    ["diagnose", "studies/diagnosis_benchmark/data/examples/wrong_shape", "--json"],
     ["calibrate", "--help"],
     *([name, "--help"] for name in COMMANDS if name not in ("diagnose", "calibrate")),
 )
@@ -46,7 +46,7 @@ def test_a_reader_that_went_away_and_a_full_disk(arguments):
 
 
 def test_without_a_standard_output_the_exit_code_is_the_same():
-    line = f"{sys.executable} -m rmetric diagnose studies/diagnosis_benchmark/logs/wrong_shape >&-"
+    line = f"{sys.executable} -m rmetric {' '.join(WORKING[0][:2])} >&-"
     done = subprocess.run(
         ["sh", "-c", line], cwd=ROOT, capture_output=True, timeout=60, check=False
     )

@@ -184,7 +184,7 @@ def test_whoever_differs_alone_is_found_but_not_where_it_does_in_a_healthy_job(r
 def test_scikit_learn_is_not_imported_for_a_job_of_few_ranks():
     code = (
         "import sys; from rmetric.diagnosis import diagnose; "
-        "diagnose('studies/diagnosis_benchmark/logs/silent_rank', jobs=1); "
+        "diagnose('studies/diagnosis_benchmark/data/examples/silent_rank', jobs=1); "
         "sys.exit('sklearn' in sys.modules)"
     )
     root = Path(__file__).resolve().parents[2]

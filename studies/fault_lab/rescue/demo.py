@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from studies.fault_lab.rescue.runner import Outcome
     from studies.fault_lab.spec import LabSpec
 
-FIGURE, RESULTS = "rescue", "rescue.json"
+FIGURE, SUMMARY = "rescue", "rescue.json"
 ACTIONS = {
     "go_back": ("went back once", "went back {} times"),
     "leave_out": ("left out one step", "left out {} steps"),
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         if options.redraw:
-            results = json.loads((options.out / RESULTS).read_bytes())
+            results = json.loads((options.out / SUMMARY).read_bytes())
         else:
             specs = open_runs()
             chosen = [(panel, *specs[panel.run]) for panel in PANELS]
@@ -188,12 +188,12 @@ def show(results: dict[str, Any], out: Path) -> None:
     """Write the numbers and the picture to `out`, and print what happened."""
     from rmetric.reporting import style
 
-    write_atomically(out / RESULTS, [text_of(results).encode()])
+    write_atomically(out / SUMMARY, [text_of(results).encode()])
     with style.style():
         paths = style.save(demo_figure(results["panels"]), out / FIGURE)
     for panel in results["panels"]:
         print("\n".join(lines_of(panel)), end="\n\n")
-    print(f"Written: {', '.join(str(path) for path in (*paths, out / RESULTS))}")
+    print(f"Written: {', '.join(str(path) for path in (*paths, out / SUMMARY))}")
 
 
 def text_of(results: dict[str, Any]) -> str:
@@ -254,7 +254,7 @@ FAULT_COLOUR = "#f6e7e0"
 ROWS = (np.nan, 0.89, 0.95)
 #: Rows and columns of the table below a panel, as shares of it.
 FIRST_ROW, ROW_HEIGHT = -0.29, 0.082
-NAME, ABOVE, EXTRA = 0.09, 0.84, 1.0
+NAME_X, ABOVE_X, EXTRA_X = 0.09, 0.84, 1.0
 
 
 def _looks() -> list[dict[str, Any]]:
@@ -336,20 +336,20 @@ def _table(axes: Axes, runs: dict[str, Any]) -> None:
 
     def draw(row: int, **look: Any) -> None:
         y = FIRST_ROW - ROW_HEIGHT * row
-        axes.plot([0, NAME - 0.02], [y, y], transform=axes.transAxes, clip_on=False, **look)
+        axes.plot([0, NAME_X - 0.02], [y, y], transform=axes.transAxes, clip_on=False, **look)
 
-    write(0, ABOVE, "nats above\nthe twin", ha="right", color=GREY, linespacing=0.95)
-    write(0, EXTRA, "extra\nsteps", ha="right", color=GREY, linespacing=0.95)
+    write(0, ABOVE_X, "nats above\nthe twin", ha="right", color=GREY, linespacing=0.95)
+    write(0, EXTRA_X, "extra\nsteps", ha="right", color=GREY, linespacing=0.95)
     twin, *looks = _looks()
     draw(1, **twin)
-    write(1, NAME, "twin: no fault")
+    write(1, NAME_X, "twin: no fault")
     for row, ((label, run), look) in enumerate(zip(runs.items(), looks, strict=True), start=2):
         weight = "bold" if label == "rescue" else "normal"
         above = "lost" if _is_lost(run) else f"{run['above']:+.3f}"
         draw(row, **look)
-        write(row, NAME, label, fontweight=weight)
-        write(row, ABOVE, above, ha="right", fontweight=weight)
-        write(row, EXTRA, str(run["extra"]), ha="right", fontweight=weight)
+        write(row, NAME_X, label, fontweight=weight)
+        write(row, ABOVE_X, above, ha="right", fontweight=weight)
+        write(row, EXTRA_X, str(run["extra"]), ha="right", fontweight=weight)
 
 
 def _is_lost(run: dict[str, Any]) -> bool:

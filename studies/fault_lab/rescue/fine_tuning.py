@@ -31,7 +31,7 @@ from studies.fault_lab.rescue.fine_tuning_run import row
 from studies.fault_lab.rescue.tables import pack, unpack, write
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-SEALED, BEFORE = "fine_tuning_sealed", "fine_tuning_sealed_code_7c18e9b2"
+SEALED_RUNS, PREVIOUS_RESCUE = "fine_tuning_sealed", "fine_tuning_sealed_previous_rescue"
 SEALED_SEEDS = range(1000, 1100)
 #: Nats above the twin up to which a run is averted or held, and that rescue may cost.
 ABOVE, COSTS = 0.05, 0.02
@@ -76,7 +76,7 @@ def failed(found: dict[str, Any]) -> bool:
 def harm(found: dict[str, Any]) -> float:
     """Nats by which a run that is not held ends above the run without rescue, at least 0.
 
-    A fault that makes a run better than its twin is no measure: the twin counts where it is worse.
+    Where a fault makes a run better than its twin, the twin counts.
     """
     if found["rescue"]["held"]:
         return 0.0
@@ -170,8 +170,8 @@ def by_fault(rows: dict[str, list[dict[str, Any]]]) -> Table:
 
 def made(results: Path) -> list[Table]:
     """The tables of the rows in `results`."""
-    sealed = unpack(results / f"{SEALED}.jsonl.xz")
-    before = results / f"{BEFORE}.jsonl.xz"
+    sealed = unpack(results / f"{SEALED_RUNS}.jsonl.xz")
+    before = results / f"{PREVIOUS_RESCUE}.jsonl.xz"
     rows = {"nothing": sealed} | ({"before": unpack(before)} if before.exists() else {})
     rows["rescue"] = sealed
     return [summary(rows), by_fault(rows)]
@@ -194,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     seeds = SEALED_SEEDS if options.sealed else range(options.seeds)
     rows = run_seeds(seeds, options.jobs)
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{SEALED if options.sealed else 'fine_tuning_open'}.jsonl.xz"
+    path = options.out / f"{SEALED_RUNS if options.sealed else 'fine_tuning_open'}.jsonl.xz"
     pack(rows, path)
     ends = Counter(ending(found) for found in rows if failed(found))
     print(f"{len(rows)} runs: {path}; of the failing ones: {dict(ends)}")

@@ -32,7 +32,7 @@ from studies.common.llama_shape import Shape
 from studies.fault_lab.corpus import corpus
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, hidden=64, ffn=172, vocabulary=256, sequence=64)
-BATCH, PRETRAINING, HELD_OUT_BATCHES = 16, 1200, 4
+BATCH_SIZE, PRETRAINING, HELD_OUT_BATCHES = 16, 1200, 4
 #: Steps of the twin whose loss is known: those that a snapshot may be of.
 EVERY = 10
 NEVER = 10**9  # the onset of no fault
@@ -274,7 +274,7 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 @torch.no_grad()
 def held_out(model: nn.Module) -> float:
     """Loss on held-out text, nats a token."""
-    tokens = windows(corpus("documentation").held_out, HELD_OUT_BATCHES * BATCH, 77)
+    tokens = windows(corpus("documentation").held_out, HELD_OUT_BATCHES * BATCH_SIZE, 77)
     loss = float(loss_of(model, tokens[:, :-1], tokens[:, 1:]))
     return loss if isfinite(loss) else float("nan")
 
@@ -287,8 +287,8 @@ def windows(text: Any, number: int, seed: int) -> Tensor:
 
 @lru_cache(maxsize=2)
 def loader(run: Run) -> DataLoader[Any]:
-    tokens = windows(corpus("documentation").home, run.steps * BATCH, run.seed)
-    return DataLoader(TensorDataset(tokens), batch_size=BATCH)
+    tokens = windows(corpus("documentation").home, run.steps * BATCH_SIZE, run.seed)
+    return DataLoader(TensorDataset(tokens), batch_size=BATCH_SIZE)
 
 
 def forever(run: Run) -> Iterator[Any]:
@@ -303,11 +303,11 @@ def base() -> dict[str, Tensor]:
     model = Llama(SHAPE)
     initialise(model, SHAPE, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    tokens = windows(corpus("documentation").other, PRETRAINING * BATCH, 5)
+    tokens = windows(corpus("documentation").other, PRETRAINING * BATCH_SIZE, 5)
     for step in range(PRETRAINING):
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * min(1, (step + 1) / 50) * (1 - step / PRETRAINING) + 1e-5
-        batch = tokens[step * BATCH : (step + 1) * BATCH]
+        batch = tokens[step * BATCH_SIZE : (step + 1) * BATCH_SIZE]
         loss_of(model, batch[:, :-1], batch[:, 1:]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -100,7 +100,7 @@ def train_control(spec: LabSpec, onsets: set[int]) -> Control:
 
 
 def validation_loss(training: Training) -> float:
-    """On the whole held-out batch, nats per token, whatever a fault does to evaluations."""
+    """Loss on the whole held-out batch, nats per token, whatever a fault does to evaluations."""
     return training.model.evaluate(*training.held_out)
 
 

@@ -25,8 +25,8 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "rescue.md"
 SEALED, OPEN = "rescue_sealed", "rescue_open"
 #: The seeds of the laboratory itself, which were known before the policies were written.
 LAB_SEEDS = "rescue_lab_seeds"
-#: The same seeds, known by then, with a detector that came after their opening.
-NEWER_DETECTOR = "rescue_sealed_detector_0ab1908"
+#: The sealed seeds, known by then, with the detector of commit 0ab1908.
+DETECTOR_AFTER_OPENING = "rescue_sealed_detector_after_opening"
 
 #: Nats above the twin up to which a run counts as averted or held.
 ABOVE = 0.05
@@ -243,7 +243,7 @@ def made(results: Path) -> list[Table]:
     both = sealed + [
         row | ({"control": {NEWER: row["control"][RESCUE]}} if "control" in row
                else {"policy": NEWER})
-        for row in known(NEWER_DETECTOR) if "control" in row or row["policy"] == RESCUE
+        for row in known(DETECTOR_AFTER_OPENING) if "control" in row or row["policy"] == RESCUE
     ]  # fmt: skip
     names = _policies_of(both)
     title = "Policies on the failing runs of 100 sealed seeds"

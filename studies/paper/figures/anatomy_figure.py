@@ -51,7 +51,7 @@ def anatomy_figure(results: Sequence[Anatomised]) -> Figure:
 
 
 def _wrapped(title: str) -> str:
-    """In two lines where it is too long for the margin of a column."""
+    """The title, in two lines where it is too long for the margin of a column."""
     words, lines = title.split(), [""]
     for word in words:
         if len(lines[-1]) + len(word) > 27:

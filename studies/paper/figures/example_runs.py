@@ -32,7 +32,7 @@ RULE = (
 BENIGN = "benign change"
 MOST_COLUMNS = 5
 SIGNALS = {"failure_rate": "n(λ)", "gradient_variance": "n(σ²)", "loss_drift": "n(ΔL)"}
-#: Lines that can be told apart in grey, too.
+#: The lines differ in grey, too.
 _LINE_STYLES: dict[str, dict[str, Any]] = {
     "training_loss": {"linewidth": 0.6},
     "validation_loss": {"linewidth": 1.3},

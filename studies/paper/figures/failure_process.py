@@ -95,14 +95,14 @@ MECHANISM = {
 OTHER = "another\nmechanism"
 NOT_STATED = "not stated"
 SCRIPTED, SCRIPT = "scripted_crash", "script: loss rises,\nnorms × 1 to 20,\ncrash drawn"
-ALL, NO_FAULT, FAULT, BENIGN, DYNAMICS = "all", "no fault", "fault", "benign change", "dynamics"
+ALL, NO_FAULT, FAULT, BENIGN, TRAINING = "all", "no fault", "fault", "benign change", "dynamics"
 
 
 def way_of(truth: Truth) -> tuple[str, ...]:
     """The boxes on the path of a run, from the first to its outcome."""
     end = name_of(truth)
     if truth.fault == "NONE":
-        return ALL, NO_FAULT, DYNAMICS, end
+        return ALL, NO_FAULT, TRAINING, end
     kind = BENIGN if truth.benign else FAULT
     if not truth.applicable:
         return ALL, kind, end
@@ -113,7 +113,7 @@ def way_of(truth: Truth) -> tuple[str, ...]:
     mechanism = MECHANISM.get(truth.fault, OTHER)
     if mechanism == HARDWARE:
         return ALL, kind, mechanism, end
-    return ALL, kind, mechanism, DYNAMICS, end
+    return ALL, kind, mechanism, TRAINING, end
 
 
 def failure_process(runs: Sequence[Run]) -> Diagram:
@@ -126,11 +126,11 @@ def failure_process(runs: Sequence[Run]) -> Diagram:
         nodes[name] = Node(name, colour)
     for name in (*dict.fromkeys(MECHANISM.values()), OTHER, SCRIPT):
         nodes[name] = Node(name, ORANGE)
-    nodes[DYNAMICS] = Node("training\ndynamics:\nloss, gradients,\nweights", BLACK)
+    nodes[TRAINING] = Node("training\ndynamics:\nloss, gradients,\nweights", BLACK)
     for name in in_order({way[-1] for way in ways}):
         nodes[name] = _end(name, totals[name])
     if all(run.config.get("recipe") == "published" for run in runs):
-        nodes[DYNAMICS] = Node(text="fixed curve\nwith noise", colour=BLACK)
+        nodes[TRAINING] = Node(text="fixed curve\nwith noise", colour=BLACK)
         nodes["not_applicable"] = Node(
             text=f"no effect: {totals['not_applicable']}\nthe simulator knows\nthe name alone",
             colour=GREY,

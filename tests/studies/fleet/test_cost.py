@@ -150,13 +150,13 @@ def test_a_trace_is_read_as_repairs_and_relapses(trace: Path) -> None:
 
 
 def test_the_same_trace_gives_the_same_table(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "SIZES", (64,))
+    monkeypatch.setattr(faults, "FLEET_SIZES", (64,))
     monkeypatch.setattr(faults, "CLOCK_DAYS", 30.0)
     for name in "xy":
         assert main(["faults", str(trace), "--out", str(trace.parent / name), "--jobs", "1"]) == 0
     first, other = ((trace.parent / name / "faults.csv").read_bytes() for name in "xy")
     assert first == other
-    assert len(first.splitlines()) == 1 + len(faults.SPARES)
+    assert len(first.splitlines()) == 1 + len(faults.SPARE_SHARES)
 
 
 # -- GPU-days lost to failures of the training itself, with and without rescue
