@@ -18,7 +18,7 @@ from rmetric.records import Record
 
 ADVICE = "look for a rate that is too high or 0, frozen weights, and labels of other inputs"
 #: Parts of a loss, and the share of its level by which their medians differ in a flat one.
-PARTS, FLAT_SHARE = 8, 0.02
+NUM_PARTS, FLAT_SHARE = 8, 0.02
 #: Classes of which ln is looked for; shares of it by which the level differs, and of its noise.
 CLASSES = (*range(2, 11), 100, 1000)
 LEVEL_SHARE, NOISE_SHARE = 0.0005, 0.002
@@ -127,6 +127,6 @@ def _chance(values: Floats) -> int | None:
 
 def _is_flat(values: Floats) -> bool:
     """True if no part of the values differs from another one; also of no values."""
-    parts = np.array_split(values, min(PARTS, len(values)) or 1)
+    parts = np.array_split(values, min(NUM_PARTS, len(values)) or 1)
     levels = np.array([np.median(part) for part in parts if len(part)])
     return not len(levels) or bool(np.ptp(levels) <= FLAT_SHARE * abs(levels[0]))

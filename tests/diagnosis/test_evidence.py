@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.answer import how_often
+from rmetric.diagnosis.answer import occurrence_text
 from rmetric.diagnosis.clock import clock_offsets
 from rmetric.diagnosis.evidence.peers import absences as absences_of
 from rmetric.diagnosis.faults import ended_alone
@@ -191,12 +191,12 @@ def test_how_often_is_counted_by_ranks_nodes_and_files():
     for rank in (0, 1, 1, 3):
         maker.log(rank, "timed out", signature="timeout")
     (cause,) = faults_of(maker.job)
-    assert how_often(cause, maker.job) == "logged 4 times by 3 ranks"
+    assert occurrence_text(cause, maker.job) == "logged 4 times by 3 ranks"
     maker.log("launcher", "timed out", signature="timeout")
     (cause,) = faults_of(maker.job)
-    assert how_often(cause, maker.job) == "logged 5 times by 3 ranks and 1 file"
+    assert occurrence_text(cause, maker.job) == "logged 5 times by 3 ranks and 1 file"
     stream = maker.job.streams["launcher"]
     stream.node = "gpu-07"
-    assert how_often(cause, maker.job) == "logged 5 times by 3 ranks and 1 node"
+    assert occurrence_text(cause, maker.job) == "logged 5 times by 3 ranks and 1 node"
     stream.name = "node gpu-07 local 3"
-    assert how_often(cause, maker.job) == "logged 5 times by 4 ranks"
+    assert occurrence_text(cause, maker.job) == "logged 5 times by 4 ranks"

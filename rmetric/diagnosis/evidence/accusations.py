@@ -93,7 +93,7 @@ def named_ranks(scene: Scene) -> Iterator[Row]:
             # A launcher reports consequences too, and watchdogs end processes by an abort. But one
             # exit alone is strong evidence.
             kind = "only exit" if is_symptom and len(implicated) == 1 else "implicated"
-            kind = kind if fault.follows or aborted else "accused"
+            kind = kind if fault.follows or aborted else "named as faulty"
             yield from _against(implicated, kind, "named in: {}", fault)
 
 
@@ -147,10 +147,10 @@ def processes(scene: Scene) -> Iterator[Row]:
         if fault.role == "cause" and fault.signature.rank:
             yield from _on_its_node(job, fault)
             tasks = sorted(_tasks_of_ray(job, fault))
-            yield from _against(tasks, "accused", "its process raised: {}", fault)
+            yield from _against(tasks, "named as faulty", "its process raised: {}", fault)
         if fault.role == "cause" or fault.has("hang"):
             owners = sorted(_owners(job, fault) - waited)
-            kind = "accused" if fault.role == "cause" else "implicated"
+            kind = "named as faulty" if fault.role == "cause" else "implicated"
             if index.is_minority(len(owners)):
                 yield from _against(owners, kind, "its process is named in: {}", fault)
 

@@ -12,7 +12,12 @@ from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 
-from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone, time_span
+from rmetric.diagnosis.clock import (
+    CLOCK_TOLERANCE_SECONDS,
+    ZONE_TOLERANCE,
+    may_be_time_zone,
+    time_span,
+)
 from rmetric.diagnosis.evidence.scene import Row, Scene, divided
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
@@ -166,7 +171,7 @@ class _Ended:
         ender = self.scene.job.streams[self.ending.first.stream]
         if entry.stream == ender.name and not ender.steps:
             time = self.scene.ordering.dated(entry)
-            if time is not None and abs(self.end - time) <= SAME_MOMENT:
+            if time is not None and abs(self.end - time) <= CLOCK_TOLERANCE_SECONDS:
                 return False
         if entry.event in self.scene.matched_events or _NO_PROGRESS.search(entry.text):
             return False

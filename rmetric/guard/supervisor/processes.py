@@ -302,7 +302,7 @@ def require_psutil() -> None:
 
 
 #: Statuses of psutil, by which a rank is stopped, and its process no longer there.
-STOPPED, GONE = ("stopped", "tracing-stop"), ("gone", "zombie", "dead")
+SUSPENDED, GONE = ("stopped", "tracing-stop"), ("gone", "zombie", "dead")
 
 
 def states_of(beats: Mapping[int, Heartbeat]) -> dict[int, str]:
