@@ -21,7 +21,7 @@ _UNCONFIRMED = 2
 
 
 class SilentLoss:
-    """Tells when a loss that was logged stays away for twice as long as ever before.
+    """Finds when a loss that was logged stays away for twice as long as ever before.
 
     Records that count have a higher step than any since the last loss; a loss of every k-th
     record so has k - 1 between.

@@ -30,7 +30,7 @@ FEWEST_AT_CHANCE, FEWEST_UNTRAINED = 20, 100
 #: A log that begins later, as a share of its length, may go on from a trained model; a rate that
 #: still rises after the second share is in its warm-up.
 LATE_START, WARM_UP = 0.1, 0.75
-#: Preferences are told apart by chance alone within so many standard errors of one half, from the
+#: Preferences are separated by chance alone within so many standard errors of one half, from the
 #: error on that is small enough to judge.
 CHANCE_ERRORS, LARGEST_ERROR = 2.0, 0.02
 #: Losses that are held; of more every second one is, every fourth and so on.
@@ -108,7 +108,7 @@ class NoLearning:
         error = float(half.std()) / len(half) ** 0.5 if len(half) >= FEWEST_AT_CHANCE else 1.0
         if error > LARGEST_ERROR or abs(half.mean() - 0.5) > CHANCE_ERRORS * error:
             return None
-        text = "LEARNS NOTHING: preferred answers are told from the others by chance alone"
+        text = "LEARNS NOTHING: preferred answers are separated from the others by chance alone"
         return NotLearnt(0, text, f"accuracy {half.mean():.3f} in the last {len(half):,} records")
 
 

@@ -26,7 +26,7 @@ from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_ye
 CLOCK_TOLERANCE_SECONDS = 2.0
 #: Seconds between neighbours in one file that state none.
 NEXT = 1e-6
-#: Of more streams, those that are the last are compared; of planned ends the first and the last.
+#: At most so many streams, the last ones, are compared; and the first and last planned ends.
 MOST_COMPARED = 64
 #: Largest distance of a completed date from the job's other times, in seconds.
 NEAR = 2 * 86400.0

@@ -49,7 +49,7 @@ RULES = {
         GpuRule("thermal_throttle", "healthy", "watch", "slowed down by heat"),
         GpuRule("hardware_slowdown", "healthy", "watch", "slowed down by its hardware"),
         GpuRule("power_brake", "healthy", "watch", "slowed down by the power supply"),
-        GpuRule(SILENT, "risk", "watch", "nothing is heard of the GPU"),
+        GpuRule(SILENT, "risk", "watch", "the GPU sends no readings"),
     )
 }  # fmt: skip
 

@@ -249,7 +249,7 @@ def test_the_fast_way_is_the_slow_way(
 def test_neither_borders_of_chunks_matter_nor_what_was_forgotten(
     tmp_path: Path, entries: list[tuple[str, str, str, str, bytes]], size: int
 ) -> None:
-    # Of lines that differ in a missing number alone, the one that is remembered names the event.
+    # Where lines differ in a missing number alone, the remembered one names the event.
     entries = [(form, *(n or "0" for n in numbers), end) for form, *numbers, end in entries]
     path = log_of(tmp_path / "a.log", entries)
     whole = read(path)

@@ -51,7 +51,7 @@ class TestHistories:
               (6, 0, "xid", 63), (9, 0, "remap_failed", 1), (9, 0, "xid", 94)],
              ["ecc_uncorrected", "row_remapped", "row_remap_pending", "xid_63",
               "row_remap_failed", "xid_94"]),
-            # What was so at the first reading is no event.
+            # What was so at the first reading is not an event.
             ([(1, 0, "ecc_corrected", 9), (1, 0, "row_remap_failed", 1),
               (1, 0, "throttle", SLOWDOWN)], []),
         ],
@@ -256,7 +256,7 @@ class TestVerdicts:
         )
         assert gists(seen) == [("healthy", "none"), ("risk", "watch")]
         assert seen["last"]["0"]["reasons"] == [
-            "nothing is heard of the GPU: the NVIDIA driver is not loaded"
+            "the GPU sends no readings: the NVIDIA driver is not loaded"
         ]
 
     def test_a_call_that_hangs_is_a_risk_until_it_answers(self, nvml):

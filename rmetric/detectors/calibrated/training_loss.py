@@ -34,7 +34,7 @@ _SPARSE_LAG, _SPARSE_MIN = 2, 5
 _TREBLE, _MIN_FIRST_LOSSES = 3.0, 2
 _SMOOTHING = 0.1
 _MOST_SPREADS = 3.0
-#: Of the drift: spreads, and share of the usual loss.
+#: Drift that counts as 1: spreads, and share of the usual loss.
 _DRIFT, _DRIFT_SHARE = 0.75, 0.06
 #: Records that count as the start of a run, and those after which a level is a level.
 _START, _CLIMB_WARM_UP = 40, 20

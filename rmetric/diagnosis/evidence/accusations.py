@@ -236,7 +236,7 @@ def links(scene: Scene) -> list[Row]:
 def lost_hosts(scene: Scene) -> list[Row]:
     """Rows against the one node to which most lost connections led, by its name.
 
-    Of two nodes each names the other, so a node is named only where its own ranks name none; what
+    Two nodes name each other, so a node is named only where its own ranks name none; what
     is lost to the others is a consequence. An address that is not known to be a node's may be that
     of one of its network cards: it counts where no name does, and only where some ranks have no
     log, as the logs of all are better evidence.
@@ -248,7 +248,7 @@ def lost_hosts(scene: Scene) -> list[Row]:
         return []
     host = max(streams, key=lambda name: len(streams[name]))
     many, ports = len(streams[host]), len(lost[host])
-    # Of one log of a node, the connections are those of its ranks.
+    # The connections in the one log of a node are those of its ranks.
     losing = {name for fault in scene.faults if fault.has("connection") for name in fault.streams}
     nodes_losing = {short(job.node_of(job.streams[name]) or "") for name in losing}
     of_one = named and ports >= 2 and host not in nodes_losing

@@ -84,7 +84,7 @@ class _Ended:
         timed = [log.last_step or 0 for log, at in self.stepping if at.time is not None]
         times = []
         for log, at in self.stepping:
-            # Without a time, another entry of the same step is no progress.
+            # Without a time, another entry of the same step is not progress.
             if at.time is not None or (log.last_step or 0) > max(timed, default=-1):
                 known = self.scene.ordering.at_latest(at)
                 times.append(self.end if known is None else self.scene.ordering.dated(known))
@@ -100,7 +100,7 @@ class _Ended:
     @cached_property
     def later(self) -> list[tuple[float, Occurrence]]:
         """Those behind the last step that state a time themselves, if any does."""
-        # A note or a stack that states no time is no sign of progress beside lines that do.
+        # A note or a stack without a time is not a sign of progress beside lines with one.
         own = [pair for pair in self.entries if pair[1].time is not None] or self.entries
         return [pair for pair in own if self.last_step is None or pair[0] > self.last_step]
 
@@ -155,13 +155,13 @@ class _Ended:
         return [Row(other, "elsewhere", words, stage=awaited(both) or stated_stage(both))]
 
     def last_entries(self) -> dict[str, Occurrence]:
-        """Rank, or node, -> its last entry before the end that is no heartbeat."""
+        """Rank, or node, -> its last entry before the end that is not a heartbeat."""
         job, lasts = self.scene.job, dict[str, Occurrence]()
         present = [(peer, peer.stream) for peer in peers(job) if peer.stream is not None]
         many = MIN_SHARE_AT_TOP * len(present)
         for peer, stream in present:
             before = [at for at in stream.tail if self.is_before(at) and at.event not in self.beats]
-            # Ranks that lead have lines of their own, which are no evidence.
+            # Ranks that lead have lines of their own, which are not evidence.
             if before and not (peer.leads and len(job.events[before[-1].event].counts) < many):
                 lasts[peer.name] = before[-1]
         return lasts
@@ -213,7 +213,7 @@ class _Ended:
         return 0.0, kind, max(least, MIN_RATIO * max(pauses, default=0.0))
 
     def rows(self) -> list[Row]:
-        """The row of the hang and those against ranks; none where the end was no hang's."""
+        """The row of the hang and those against ranks; none where the end was not a hang's."""
         if not self.entries:
             return []
         last_entry, last_step = self.entries[-1][0], self.last_step

@@ -300,7 +300,7 @@ class LogSource:
     def sample(self) -> list[bytes]:
         """Lines of its beginning, which is not read again by the next `chunks`, and of its rest.
 
-        Of the rest of a packed file, of UTF-16 or of a collector's export there are none.
+        A packed file, UTF-16 and a collector's export give no lines of their rest.
         """
         held, blocks, size = list[list[bytes]](), self.chunks(), 0
         while size < SAMPLED and (lines := next(blocks, None)) is not None:

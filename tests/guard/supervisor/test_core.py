@@ -75,7 +75,7 @@ STEPS = [("step_reached", n, 0) if n % 3 == 2 else None for n in range(20)]
     ("before", "waits"),
     [
         (STEPS, [1.0, 2.0, *[0.0, 2.0, 4.0] * 6]),
-        ([("step_reached", 40, 0)] * 4, [0.0, 2.0, 4.0, 8.0]),  # the same again is no progress
+        ([("step_reached", 40, 0)] * 4, [0.0, 2.0, 4.0, 8.0]),  # the same again is not progress
         ([None] * 10, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0]),
     ],
     ids=["steps", "same", "cap"],
