@@ -65,8 +65,7 @@ class NoLearning:
         if record.training_loss is None or record.skipped:
             return
         if self._count % self._every == 0:
-            row = (record.step, record.training_loss, record.learning_rate or 0.0)
-            self._losses.append(row)
+            self._losses.append((record.step, record.training_loss, record.learning_rate or 0.0))
         self._count += 1
         if len(self._losses) > MOST_KEPT:
             self._losses, self._every = self._losses[::2], 2 * self._every

@@ -89,8 +89,7 @@ def _kl_ran_away(series: Series) -> tuple[float, float] | None:
 
 def _is_at_its_best(reward: Stretches) -> bool:
     """The reward is as high as it was ever, and was lower: the task is learnt."""
-    last = min(reward.levels[-LAST:])
-    return last >= reward.best - reward.change > min(reward.levels)
+    return min(reward.levels[-LAST:]) >= reward.best - reward.change > min(reward.levels)
 
 
 def _entropy_collapsed(series: Series) -> tuple[float, float] | None:
@@ -132,8 +131,7 @@ def _learns_nothing(series: Series) -> tuple[float, float] | None:
     flat = max(reward.levels) - min(reward.levels) < _NO_CHANGE * abs(before)
     if spread.is_known:
         # The second is about twice the standard error of the two means.
-        least = max(_NO_GAIN * fmean(spread.levels), 0.5 * reward.change)
-        flat = flat or after - before < least
+        flat = flat or after - before < max(_NO_GAIN * fmean(spread.levels), 0.5 * reward.change)
     return (before, after) if flat else None
 
 

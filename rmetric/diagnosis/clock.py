@@ -166,8 +166,7 @@ class Ordering:
 def _with_year(time: float, first: float, last: float) -> float | None:
     """A time without a year in that of a job; None for one far from its span, or since boot."""
     dated = timegm((gmtime(last).tm_year, *gmtime(time)[1:6])) + time % 1.0
-    near = first - NEAR <= dated <= last + NEAR
-    return dated if near and not _since_boot(time) else None
+    return dated if first - NEAR <= dated <= last + NEAR and not _since_boot(time) else None
 
 
 def _since_boot(time: float) -> bool:

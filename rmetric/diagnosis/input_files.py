@@ -164,8 +164,7 @@ def _opened(path: Path, name: str) -> tuple[LogSource, bytes]:
         source = LogSource(path=path, name=name, size=path.stat().st_size)
     except OSError as error:
         raise LogError(path, None, f"cannot be read: {error.strerror}") from None
-    blocks = unpacked(path, _SNIFFED // 2, [], may_be_empty=True)
-    return source, b"".join(islice(blocks, 2))
+    return source, b"".join(islice(unpacked(path, _SNIFFED // 2, [], may_be_empty=True), 2))
 
 
 def _identify(sources: list[LogSource], paths: Sequence[str | Path]) -> None:

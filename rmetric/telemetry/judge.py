@@ -145,8 +145,7 @@ class Judge:
 
     def happened(self, kind: str, time: float) -> GpuVerdict:
         """`kind` as named by `Changes` and `xid_kind`."""
-        rule = rule_of(kind)
-        if rule is not None and kind not in self._states:
+        if rule_of(kind) is not None and kind not in self._states:
             self._last_seen[kind] = time
         return self.verdict(time)
 

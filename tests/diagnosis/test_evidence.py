@@ -90,8 +90,7 @@ def test_files_that_end_one_after_another_are_no_order():
 
 
 def test_a_clock_that_is_wrong_hides_and_blames_nobody():
-    skew = {5: -2 * HOUR, 2: 2 * HOUR}
-    job = killed(12, 2, skew=skew)
+    job = killed(12, 2, skew={5: -2 * HOUR, 2: 2 * HOUR})
     right = kinds(job, offsets=clock_offsets(job))
     assert right["rank 2"]["ended early"].strength > 0.6
     assert "ended early" not in right.get("rank 5", {})
@@ -163,8 +162,7 @@ def test_a_fault_that_the_training_lived_through_explains_nothing(
     maker.steps(0, 9)
     maker.log(1, "a fault", signature=signature_id)
     maker.steps(10, 9 + later_steps)
-    found = faults_of(maker.job)
-    assert bool(found) is not survived
+    assert bool(faults_of(maker.job)) is not survived
 
 
 @pytest.mark.parametrize(("done", "alone"), [((5,), {"rank 5"}), ((0,), set()), ((7,), set())])

@@ -88,8 +88,7 @@ def test_a_node_of_several_ranks_is_none_of_them(tmp_path: Path) -> None:
 def test_the_time_of_a_collector_goes_and_a_program_s_own_stays(
     lines: list[bytes], text: bytes
 ) -> None:
-    learnt = PrefixParser.learn(lines)
-    assert lines[0][learnt.start(lines[0]) :] == text
+    assert lines[0][PrefixParser.learn(lines).start(lines[0]) :] == text
 
 
 # tables

@@ -90,8 +90,7 @@ class TestHistories:
         assert seen["states"][-1] == [True, None]
 
     def test_a_call_that_hangs_holds_up_nobody(self, nvml):
-        history = [(5, 0, "hang", 60_000)]
-        seen = play(nvml, history, ticks=5, linger=0.6, hung_after=0.2)
+        seen = play(nvml, [(5, 0, "hang", 60_000)], ticks=5, linger=0.6, hung_after=0.2)
         available, problem = seen["states"][-1]
         assert not available
         assert "not answered" in problem

@@ -67,8 +67,7 @@ class RateChange:
             return
         ratio = _ratio(before, rate) if before else inf
         largest = _ratio(*self._jump[2:]) if self._jump else _JUMP
-        planned = announced or record.actions
-        if ratio > largest and self._was_steady and not planned:
+        if ratio > largest and self._was_steady and not (announced or record.actions):
             self._jump = [self._count, record.step, before, rate]
         self._was_steady = ratio <= _STEADY
 

@@ -190,8 +190,7 @@ class Deviation:
         if past.ready:
             self.usual = past.usual
             self.rise = x - self.usual
-            floor = max(self.relative * abs(self.usual), self.absolute)
-            spread = max(past.spread, floor)
+            spread = max(past.spread, self.relative * abs(self.usual), self.absolute)
             self.z = self.rise / spread if spread > 0 else 0.0
         past.remember(x)
         return self.z

@@ -252,8 +252,7 @@ def lost_hosts(scene: Scene) -> list[Row]:
     losing = {name for fault in scene.faults if fault.has("connection") for name in fault.streams}
     nodes_losing = {short(job.node_of(job.streams[name]) or "") for name in losing}
     of_one = named and ports >= 2 and host not in nodes_losing
-    every = set().union(*streams.values())
-    if (many < 2 and not of_one) or many < MIN_AGREEING_SHARE * len(every):
+    if (many < 2 and not of_one) or many < MIN_AGREEING_SHARE * len(set().union(*streams.values())):
         return []
     nodes = {short(node): node for log in job.streams.values() if (node := job.node_of(log))}
     words = f"{ports} connections to it were lost, and none to another node"

@@ -245,8 +245,7 @@ def _without_zones(gap: float) -> float:
 
 
 def _later(seconds: float, at_least: str) -> str:
-    shown = seconds >= MIN_SHOWN_SECONDS
-    return f"{at_least}{time_span(seconds)} later" if shown else "later"
+    return f"{at_least}{time_span(seconds)} later" if seconds >= MIN_SHOWN_SECONDS else "later"
 
 
 def _end_of(text: str) -> str:

@@ -249,8 +249,7 @@ class Unusual:
     def first_odd(self) -> Iteration[Occurrence] | None:
         """The first iteration that differs and from which the training did not recover."""
         lasting = (odd for odd in self._iterations if not odd.recovered)
-        key = self.scene.ordering.key
-        return min(lasting, key=lambda odd: key(odd.place), default=None)
+        return min(lasting, key=lambda odd: self.scene.ordering.key(odd.place), default=None)
 
     @property
     def _iterations(self) -> Collection[Iteration[Occurrence]]:

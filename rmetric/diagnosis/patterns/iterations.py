@@ -94,8 +94,7 @@ def usual_if_slow(kept: deque[float], seconds: float, steps: int) -> float | Non
     usual = median(before)
     whole = all((duration * steps).is_integer() for duration in (seconds, *before))
     least = (MIN_EXCESS_WHOLE_SECONDS if whole else MIN_EXCESS_SECONDS) / steps
-    three_sigma = fmean(before) + 3.0 * pstdev(before)
-    slow_from = max(three_sigma, SLOW_RATIO * usual, usual + least)
+    slow_from = max(fmean(before) + 3.0 * pstdev(before), SLOW_RATIO * usual, usual + least)
     return usual if seconds > slow_from else None
 
 

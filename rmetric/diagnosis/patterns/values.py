@@ -160,8 +160,7 @@ def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[tuple[str, 
     rank 0 logs otherwise: it has duties of its own.
     """
     usual = {key for sibling in siblings for key in _odd_settings(sibling)}
-    found = _odd_settings(job)
-    return [(key[0], words) for key, words in found.items() if key not in usual]
+    return [(key[0], words) for key, words in _odd_settings(job).items() if key not in usual]
 
 
 def _odd_settings(job: Job) -> dict[tuple[str, str], str]:

@@ -209,8 +209,7 @@ TWO_NODES = {"a": (0, 1), "b": (0, 1)}
     ],
 )
 def test_no_gpu_or_node_is_dropped_without_evidence_or_rest(pool, failure):
-    machine = started(pool, suspect_after=1)
-    assert kinds(fails(machine, 1.0, **failure)) == [WriteJournal, SetTimer]
+    assert kinds(fails(started(pool, suspect_after=1), 1.0, **failure)) == [WriteJournal, SetTimer]
 
 
 def test_a_node_that_cannot_be_reached_is_dropped():
