@@ -11,7 +11,7 @@ from rmetric._util.durable import refuse_special
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
 
-#: Of `rmetric plan` and `rmetric supervise`, which plans in the same way.
+#: GPU that `rmetric plan` and `rmetric supervise` plan for by default.
 DEFAULT_GPU = "h100"
 
 

@@ -145,8 +145,7 @@ def whole_number(value: Any) -> int:
 
 def shown(value: Any) -> str:
     """`value` for a message, cut to a length that a line can hold."""
-    words = value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else value
-    whole = repr(words)
+    whole = repr(value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else value)
     return whole if len(whole) <= 60 else f"{whole[:57]}..."
 
 

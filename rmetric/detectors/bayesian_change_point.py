@@ -12,7 +12,7 @@ from rmetric.detectors.rolling_baseline import RollingBaseline
 
 #: Standard deviations; further out nothing is learnt.
 FURTHEST = 20.0
-#: Of the Gaussian's unknown mean and variance, for values in standard deviations: a
+#: Prior of the Gaussian's mean and variance, for values in standard deviations: a
 #: mean that may be far from 0, a variance of about 1 (weakly informative; ours).
 MEAN_WEIGHT, SHAPE, SCALE = 0.1, 1.0, 1.0
 #: A stretch of more records than this counts as one of as many.

@@ -15,7 +15,7 @@ class LightningSpike(LossDetector):
 
         score = |L(t) - m| / |m| where L(t) > L(last), else 0,    alarm where score >= `factor`
 
-    m is the mean of the last `window` losses that were no spike; a spike enters
+    m is the mean of the last `window` losses that were not a spike; a spike enters
     neither m nor L(last). A loss that is nan or ±inf is a spike.
 
     It is the callback's relative tolerance with all its defaults; it has an

@@ -15,13 +15,13 @@ from rmetric.detectors.policy_collapse import PolicyCollapse
 from rmetric.records import MissingLosses, Record
 
 #: A last loss explodes from so many times the highest of so many before; so many must be known.
-_RATIO, _BEFORE, _KNOWN = 2.0, 20, 5
+_EXPLOSION_RATIO, _BEFORE, _MIN_LOSSES_BEFORE = 2.0, 20, 5
 #: Last losses that are too few for a detector of jumps.
 _UNCONFIRMED = 2
 
 
 class SilentLoss:
-    """Tells when a loss that was logged stays away for twice as long as ever before.
+    """Finds when a loss that was logged stays away for twice as long as ever before.
 
     Records that count have a higher step than any since the last loss; a loss of every k-th
     record so has k - 1 between.
@@ -65,9 +65,9 @@ class SilentLoss:
         """
         for count in range(1, _UNCONFIRMED + 1):
             before, last = list(self.last)[-count - _BEFORE : -count], list(self.last)[-count:]
-            if len(before) < _KNOWN or max(before) <= 0:
+            if len(before) < _MIN_LOSSES_BEFORE or max(before) <= 0:
                 continue
-            least = _RATIO * max(before)
+            least = _EXPLOSION_RATIO * max(before)
             if min(last) >= least or (min(before) > 0 and max(last) <= -least):
                 return True
         return False

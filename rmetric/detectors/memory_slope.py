@@ -24,7 +24,7 @@ _FEWEST, _PARTS = 16, 8
 _EACH, _NO_SLOWER = 0.3, 0.8
 #: Where the size of the memory is not known, a rise of the last half below this share of the level
 #: is none; where it is, an end further away than so many times what was trained: a warm-up.
-_OF_LEVEL, _FAR = 0.05, 2.0
+_RISE_SHARE, _FAR = 0.05, 2.0
 
 
 class MemorySlope:
@@ -84,7 +84,7 @@ class MemorySlope:
         if not steady or parts[-1] <= max(floors.levels[:begin]):
             return
         if limit is None:
-            if parts[-1] - parts[0] < _OF_LEVEL * parts[-1]:
+            if parts[-1] - parts[0] < _RISE_SHARE * parts[-1]:
                 return
         else:
             end_step = step + round(max(0.0, limit - level) / rate)

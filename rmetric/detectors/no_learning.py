@@ -18,7 +18,7 @@ from rmetric.records import Record
 
 ADVICE = "look for a rate that is too high or 0, frozen weights, and labels of other inputs"
 #: Parts of a loss, and the share of its level by which their medians differ in a flat one.
-PARTS, FLAT_SHARE = 8, 0.02
+NUM_PARTS, FLAT_SHARE = 8, 0.02
 #: Classes of which ln is looked for; shares of it by which the level differs, and of its noise.
 CLASSES = (*range(2, 11), 100, 1000)
 LEVEL_SHARE, NOISE_SHARE = 0.0005, 0.002
@@ -30,7 +30,7 @@ FEWEST_AT_CHANCE, FEWEST_UNTRAINED = 20, 100
 #: A log that begins later, as a share of its length, may go on from a trained model; a rate that
 #: still rises after the second share is in its warm-up.
 LATE_START, WARM_UP = 0.1, 0.75
-#: Preferences are told apart by chance alone within so many standard errors of one half, from the
+#: Preferences are separated by chance alone within so many standard errors of one half, from the
 #: error on that is small enough to judge.
 CHANCE_ERRORS, LARGEST_ERROR = 2.0, 0.02
 #: Losses that are held; of more every second one is, every fourth and so on.
@@ -65,8 +65,7 @@ class NoLearning:
         if record.training_loss is None or record.skipped:
             return
         if self._count % self._every == 0:
-            row = (record.step, record.training_loss, record.learning_rate or 0.0)
-            self._losses.append(row)
+            self._losses.append((record.step, record.training_loss, record.learning_rate or 0.0))
         self._count += 1
         if len(self._losses) > MOST_KEPT:
             self._losses, self._every = self._losses[::2], 2 * self._every
@@ -108,7 +107,7 @@ class NoLearning:
         error = float(half.std()) / len(half) ** 0.5 if len(half) >= FEWEST_AT_CHANCE else 1.0
         if error > LARGEST_ERROR or abs(half.mean() - 0.5) > CHANCE_ERRORS * error:
             return None
-        text = "LEARNS NOTHING: preferred answers are told from the others by chance alone"
+        text = "LEARNS NOTHING: preferred answers are separated from the others by chance alone"
         return NotLearnt(0, text, f"accuracy {half.mean():.3f} in the last {len(half):,} records")
 
 
@@ -127,6 +126,6 @@ def _chance(values: Floats) -> int | None:
 
 def _is_flat(values: Floats) -> bool:
     """True if no part of the values differs from another one; also of no values."""
-    parts = np.array_split(values, min(PARTS, len(values)) or 1)
+    parts = np.array_split(values, min(NUM_PARTS, len(values)) or 1)
     levels = np.array([np.median(part) for part in parts if len(part)])
     return not len(levels) or bool(np.ptp(levels) <= FLAT_SHARE * abs(levels[0]))

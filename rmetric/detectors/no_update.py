@@ -7,7 +7,7 @@ from rmetric.records import Record
 #: Text of an alarm beside the reason.
 ADVICE = "nothing is learnt; look at the loss, the frozen weights and the schedule"
 #: Records in a row, and how many times the longest row before that ended.
-_RECORDS, _TIMES = 5, 3
+_MIN_ZERO_RECORDS, _TIMES = 5, 3
 _FROZEN_WORDS = {
     "gradient_norm": "the gradient norm is",
     "learning_rate": "the learning rate is",
@@ -69,8 +69,8 @@ class _Row:
 
     @property
     def is_long(self) -> bool:
-        needed = max(_RECORDS, _TIMES * self._longest + 1)
-        long = self.length >= (needed if self._was_above else 4 * _RECORDS)
+        needed = max(_MIN_ZERO_RECORDS, _TIMES * self._longest + 1)
+        long = self.length >= (needed if self._was_above else 4 * _MIN_ZERO_RECORDS)
         return long and not _has_one_digit(self._last)
 
 

@@ -23,7 +23,7 @@ PolicyKind = Literal[
 
 #: A reward has collapsed that lost half of what it had gained, as much of its level, and more than
 #: so many times the usual change from one stretch to the next.
-_LOST, _OF_LEVEL, _CHANGES = 0.5, 0.15, 4.0
+_LOST, _FALL_SHARE, _CHANGES = 0.5, 0.15, 4.0
 #: KL has run away at so many times its first level, from so many nats on: a token's, an answer's.
 _KL_RATIO, _KL_LEAST = 5.0, {"kl": 1.0, "answer_kl": 50.0}
 _ENTROPY_RATIO = 0.1
@@ -75,7 +75,7 @@ def _reward_collapsed(series: Series) -> tuple[float, float] | None:
     reward = series["reward"]
     best, last = reward.best, max(reward.levels[-LAST:])
     fall = best - last
-    least = max(_LOST * (best - reward.first), _OF_LEVEL * abs(best), _CHANGES * reward.change)
+    least = max(_LOST * (best - reward.first), _FALL_SHARE * abs(best), _CHANGES * reward.change)
     return (best, last) if fall > least else None
 
 
@@ -89,8 +89,7 @@ def _kl_ran_away(series: Series) -> tuple[float, float] | None:
 
 def _is_at_its_best(reward: Stretches) -> bool:
     """The reward is as high as it was ever, and was lower: the task is learnt."""
-    last = min(reward.levels[-LAST:])
-    return last >= reward.best - reward.change > min(reward.levels)
+    return min(reward.levels[-LAST:]) >= reward.best - reward.change > min(reward.levels)
 
 
 def _entropy_collapsed(series: Series) -> tuple[float, float] | None:
@@ -132,8 +131,7 @@ def _learns_nothing(series: Series) -> tuple[float, float] | None:
     flat = max(reward.levels) - min(reward.levels) < _NO_CHANGE * abs(before)
     if spread.is_known:
         # The second is about twice the standard error of the two means.
-        least = max(_NO_GAIN * fmean(spread.levels), 0.5 * reward.change)
-        flat = flat or after - before < least
+        flat = flat or after - before < max(_NO_GAIN * fmean(spread.levels), 0.5 * reward.change)
     return (before, after) if flat else None
 
 

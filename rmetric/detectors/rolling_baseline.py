@@ -14,7 +14,7 @@ from rmetric.signals.gradient_variance import mean_and_variance
 
 #: A spread below this is rounding: logs keep nine digits at most.
 LEAST_SPREAD = 1e-9
-#: Of a Gaussian, the standard deviation over the median absolute deviation.
+#: Standard deviation of a Gaussian over its median absolute deviation.
 MAD_TO_DEVIATION = 1.4826
 #: Stretches are at most so many; so many are needed for a judgement, and so many last ones agree.
 MOST, FEWEST, LAST = 64, 8, 2

@@ -114,7 +114,7 @@ class Weighed:
 
     def _explained(self, lead: Fault) -> Diagnosis:
         signature = lead.signature
-        why = how_often(lead, self.job)
+        why = occurrence_text(lead, self.job)
         if any(fault.follows == signature.id for fault in self.faults):
             why += ", before all other faults"
         if lead.role == "echo":
@@ -184,7 +184,7 @@ class Weighed:
             strength=lead.confidence,
             outcome="failed" if self.scene.known.lacks_its_end(self.job) else "unknown",
             title=f"Cause unknown. Closest match: {lead.signature.title}",
-            why=how_often(lead, self.job),
+            why=occurrence_text(lead, self.job),
             to_do=lead.signature.to_do,
             events=self._events(self.unusual.events),
         )
@@ -206,13 +206,14 @@ class Weighed:
         else:
             case, nodes = "nothing known", ()
         words = _ANSWERS["no fault"][case]
+        outliers = odd.events if words["outcome"] == "unknown" else odd.numbers
         return self._result(
             words["basis"],
             outcome=words["outcome"],
             title=words["title"].format(short=short),
             why=words["why"].format(end=job.succeeded and job.succeeded.text),
             to_do=tuple(words["to_do"]),
-            events=self._of_odd(odd.events if words["outcome"] == "unknown" else odd.numbers),
+            events=self._outlier_events(outliers),
             nodes=nodes,
         )
 
@@ -233,10 +234,10 @@ class Weighed:
         found, templates = self.unusual, {event.template for event in shown.values()}
         more: list[tuple[int | Occurrence, str]] = [*found.numbers, *found.slow]
         more += [*found.errors, *odd][:MAX_EVENTS]
-        others = [event for event in self._of_odd(more) if event.template not in templates]
+        others = [event for event in self._outlier_events(more) if event.template not in templates]
         return tuple([*shown.values(), *others][:MAX_EVENTS])
 
-    def _of_odd(self, odd: Iterable[tuple[int | Occurrence, str]]) -> tuple[Evidence, ...]:
+    def _outlier_events(self, odd: Iterable[tuple[int | Occurrence, str]]) -> tuple[Evidence, ...]:
         """Events by number, or single entries, that a pattern found, with its reason; each once."""
         shown: dict[int, Evidence] = {}
         for ref, why in odd:
@@ -284,7 +285,7 @@ class Weighed:
                 follows = guess.fault.follows
                 if guess.fault.role == "ending" and self.hypotheses[0][0].rows:
                     follows = follows or self.hypotheses[0][0].id
-                why = f"{FOLLOWS}{follows}" if follows else how_often(guess.fault, self.job)
+                why = f"{FOLLOWS}{follows}" if follows else occurrence_text(guess.fault, self.job)
             else:
                 row = guess.rows[0]
                 title, why = title.format(who=row.target or "one rank", what=row.words), row.words
@@ -374,7 +375,7 @@ def _described(job: Job, ordering: Ordering) -> dict[str, Any]:
     }
 
 
-def how_often(cause: Fault, job: Job) -> str:
+def occurrence_text(cause: Fault, job: Job) -> str:
     """Number of entries of a cause, and of the ranks, nodes and other files that logged it."""
     times = "logged once" if cause.count == 1 else f"logged {cause.count:,} times"
     if len(cause.streams) == 1:

@@ -23,10 +23,10 @@ from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence, span_
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 
 #: Largest difference of corrected times, in seconds, within one moment in several files.
-SAME_MOMENT = 2.0
+CLOCK_TOLERANCE_SECONDS = 2.0
 #: Seconds between neighbours in one file that state none.
 NEXT = 1e-6
-#: Of more streams, those that are the last are compared; of planned ends the first and the last.
+#: At most so many streams, the last ones, are compared; and the first and last planned ends.
 MOST_COMPARED = 64
 #: Largest distance of a completed date from the job's other times, in seconds.
 NEAR = 2 * 86400.0
@@ -150,9 +150,10 @@ class Ordering:
         return None
 
     def after(self, entry: Occurrence, other: Occurrence) -> bool:
-        """True for certainly after: by order in a file, else by more than `SAME_MOMENT`."""
+        """True for certainly after: by order in a file, else beyond the clocks' tolerance."""
         later = self.later_by(entry, other)
-        return later is not None and later > (0.0 if entry.file == other.file else SAME_MOMENT)
+        tolerance = 0.0 if entry.file == other.file else CLOCK_TOLERANCE_SECONDS
+        return later is not None and later > tolerance
 
     def key(self, entry: Occurrence) -> tuple[float, int]:
         """Sorts entries, the first first; those without a time after those with one."""
@@ -165,8 +166,7 @@ class Ordering:
 def _with_year(time: float, first: float, last: float) -> float | None:
     """A time without a year in that of a job; None for one far from its span, or since boot."""
     dated = timegm((gmtime(last).tm_year, *gmtime(time)[1:6])) + time % 1.0
-    near = first - NEAR <= dated <= last + NEAR
-    return dated if near and not _since_boot(time) else None
+    return dated if first - NEAR <= dated <= last + NEAR and not _since_boot(time) else None
 
 
 def _since_boot(time: float) -> bool:

@@ -43,7 +43,7 @@ def diagnose(
         paths: a file or folder of one job's logs, or several of them; .gz, .bz2, .xz and .zst are
             unpacked.
         healthy: logs of similar jobs that succeeded; each file or folder is one job. What is
-            usual in them is no sign of a failure.
+            usual in them is not a sign of a failure.
         pool: the same, learnt before by `rmetric logs learn`; a `Pool` or its file.
         signatures: YAML files of further signatures, beside those of the library.
         attempt: number of the attempt to diagnose where the logs have several, from 1, or from

@@ -117,7 +117,7 @@ def find_faults(
 
 def _ways(match: Match, signature: Signature) -> list[Match]:
     """The match, and that of a cause's first entry alone where the last may not be the last."""
-    # Of a node's kernel and its rank, by two clocks, either may be. A tool lists the newest first.
+    # A kernel's entry or its rank's, by two clocks, may be last. A tool lists the newest first.
     first, last = match.first, match.last
     two = first.file != last.file or (first.time or 0) > (last.time or 0)
     return [match, replace(match, last=first)] if two and signature.role == "cause" else [match]

@@ -135,7 +135,7 @@ class Heads:
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
         self._pattern = pattern
         self._by_groups: BoundedCache[LogStream] = BoundedCache(16 * MOST_HEADS)
-        # A rank that is stated behind the prefix is no part of it.
+        # A rank that is stated behind the prefix is not part of it.
         self._few = pattern.groupindex["text"] == pattern.groups
         self.lengths: tuple[int, ...] = ()
         self.known: dict[bytes, LogStream] = {}

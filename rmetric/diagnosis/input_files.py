@@ -1,4 +1,4 @@
-"""Find the log files of a job among files and folders, and leave out files that are no logs.
+"""Find the log files of a job among files and folders, and leave out non-log files.
 
 Dumps and stacks beside the logs, which state where ranks are, are read here.
 """
@@ -27,7 +27,7 @@ from rmetric.diagnosis.reading.source import LogSource, unwrapped, utf16
 _SNIFFED, _SNIFFED_BESIDE = 1 << 16, 4096
 #: Bytes that are read of stacks.
 _MOST_BESIDE = 1 << 26
-#: Files that are no logs, by their names.
+#: Non-log files, by their names.
 _OTHER = read_yaml(Path(__file__).with_name("input_files.yaml"))
 _KINDS: dict[str, str] = {
     suffix: kind for kind, suffixes in _OTHER["suffixes"].items() for suffix in suffixes
@@ -49,7 +49,7 @@ class LogFiles:
     """Log files sorted by name, and notes on files left out.
 
     Attributes:
-        auxiliary: flight recorder dumps and stacks, which are no logs (patterns/).
+        auxiliary: flight recorder dumps and stacks, which patterns/ reads.
         tables: files of settings, read where there is no log.
         left_out: kind -> number of files.
     """
@@ -146,7 +146,7 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
     found.sources = _once(found.sources, found.notes)
     if found.left_out:
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(found.left_out.items()))
-        found.notes.append(f"files that are no text logs were left out: {listed}")
+        found.notes.append(f"non-log files were left out: {listed}")
     if not found.sources and not found.auxiliary:
         why = "; ".join(found.notes) or "no files"
         why = f"no text log to read here ({why}); accepted are text files, {PACKED} of them"
@@ -164,8 +164,7 @@ def _opened(path: Path, name: str) -> tuple[LogSource, bytes]:
         source = LogSource(path=path, name=name, size=path.stat().st_size)
     except OSError as error:
         raise LogError(path, None, f"cannot be read: {error.strerror}") from None
-    blocks = unpacked(path, _SNIFFED // 2, [], may_be_empty=True)
-    return source, b"".join(islice(blocks, 2))
+    return source, b"".join(islice(unpacked(path, _SNIFFED // 2, [], may_be_empty=True), 2))
 
 
 def _identify(sources: list[LogSource], paths: Sequence[str | Path]) -> None:

@@ -390,7 +390,7 @@ class FilePass:
         stream.change()
         stream.steps += 1
         stream.last_step_line = number
-        # A heartbeat that repeats the step is no progress.
+        # A heartbeat that repeats the step is not progress.
         if stream.last_step_at is None or stream.step != before:
             stream.last_step_at = raw
 

@@ -219,7 +219,7 @@ def _name_nodes(files: Files, nodes: set[str]) -> None:
 
 
 def _name_hosts(files: Files, size: int | None) -> None:
-    """Make the number in a file's name (gpu-116.log) that of a host where it can be no rank."""
+    """Make the number in a file's name (gpu-116.log) that of a host where it cannot be a rank."""
     for source, prefixes, _ in files:
         number = source.local_rank if source.rank is None else source.rank
         most = min(size or inf, inf if source.local_rank is None else MOST_LOCAL_RANKS)

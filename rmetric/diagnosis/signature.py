@@ -81,7 +81,7 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 #: Their ids; library/inferred.yaml has the rest.
 SILENT = "rank_fell_silent"
-FINISHED_ALONE = "rank_finished_early"
+FINISHED_EARLY = "rank_finished_early"
 SETTINGS_DIFFER = "settings_differ"
 NOT_ENTERED = "collective_not_entered"
 DIFFERENT = "collectives_differ"

@@ -75,6 +75,6 @@ def _working(scene: Scene, streams: Sequence[JobStream], place: Occurrence) -> l
         and entry.stage not in _LAUNCHING
         and not ordering.after(entry, place if entry.file == place.file else latest)
     ]
-    # Of another file, an entry without a time may as well have come later.
+    # An entry of another file without a time may as well have come later.
     placed = [entry for entry in working if entry.time is not None or entry.file == place.file]
     return sorted(placed or working, key=ordering.key)

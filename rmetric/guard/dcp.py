@@ -394,6 +394,5 @@ def error_text(error: BaseException) -> str:
 def free_space(folder: Path) -> str:
     """Free disk space as a suffix of a message; empty if unknown."""
     with contextlib.suppress(OSError):
-        free = shutil.disk_usage(folder).free
-        return f" ({free / 1e9:.1f} GB are free in {os.fspath(folder)})"
+        return f" ({shutil.disk_usage(folder).free / 1e9:.1f} GB are free in {os.fspath(folder)})"
     return ""

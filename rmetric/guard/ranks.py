@@ -80,8 +80,7 @@ class Ranks:
         if self.single_process:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.int64, device="cpu")  # not the default device
-        work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
-        self._wait(work)
+        self._wait(dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         return [int(number) for number in numbers]
 
     def _wait(self, work: Any) -> None:

@@ -104,8 +104,7 @@ def multiply(knob: str) -> Callable[[Turn], None]:
 def lose_experts(turn: Turn) -> None:
     """Reset experts to fresh weights, once; the router still sends them tokens."""
     if turn.age == 0:
-        lost = turn.rng.permutation(NUM_EXPERTS)[: round(turn.severity)]
-        blocks = EXPERTS.start + lost
+        blocks = EXPERTS.start + turn.rng.permutation(NUM_EXPERTS)[: round(turn.severity)]
         fresh = start_distance()[blocks]
         turn.state.distance_RBM[turn.row, blocks] = fresh * (
             1.0 + CONSTANTS.start_spread * turn.rng.standard_normal(fresh.shape)

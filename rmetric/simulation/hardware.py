@@ -88,8 +88,7 @@ def simulate_hardware(
 
 def _background(rng: np.random.Generator, history: HardwareHistory, num_workers: int) -> None:
     total = history.end_seconds[-1]
-    number = rng.poisson(BACKGROUND_EVENTS_PER_HOUR * total / 3600.0)
-    for _ in range(number):
+    for _ in range(rng.poisson(BACKGROUND_EVENTS_PER_HOUR * total / 3600.0)):
         kind = BACKGROUND_KINDS[rng.integers(len(BACKGROUND_KINDS))]
         _add(history, rng.random() * total, kind, int(rng.integers(num_workers)))
 
@@ -109,8 +108,7 @@ def _report_stalls(
 ) -> None:
     worker = int(rng.integers(num_workers))
     for index in np.flatnonzero(stalls >= RETRY_SECONDS):
-        step_end = history.end_seconds[first + index]
-        _add(history, step_end, "link_retry", worker)
+        _add(history, history.end_seconds[first + index], "link_retry", worker)
         if stalls[index] >= TIMEOUT_SECONDS:
             history.lost_step = int(first + index + 1)
             return

@@ -19,8 +19,7 @@ DEGRADED_NATS = 0.10  # above the twin, at the end
 
 def diverged_at(loss_T: Floats, ratio: float = DIVERGED_RATIO) -> int | None:
     """Index from which the median of three stays 20 % above the best so far, to the end."""
-    best = np.minimum.accumulate(loss_T)
-    return _since(median_of_three(loss_T) > ratio * best)
+    return _since(median_of_three(loss_T) > ratio * np.minimum.accumulate(loss_T))
 
 
 def degraded_at(loss_T: Floats, twin_T: Floats, nats: float = DEGRADED_NATS) -> int | None:
@@ -61,8 +60,7 @@ def median_of_three(x_T: Floats) -> Floats:
     if len(x_T) == 0:
         return x_T
     padded = np.concatenate([x_T[:1], x_T[:1], x_T])
-    stacked = np.stack([padded[:-2], padded[1:-1], padded[2:]])
-    return np.asarray(np.median(stacked, axis=0))
+    return np.asarray(np.median(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0))
 
 
 def _since(holds: NDArray[np.bool_]) -> int | None:

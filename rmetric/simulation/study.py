@@ -85,8 +85,7 @@ def stress_specs(seed: int = 0) -> list[RunSpec]:
 
 
 def _random_onset(seed: int, run_id: str) -> int:
-    rng = np.random.default_rng([seed, *run_id.encode(), 1])
-    return int(rng.integers(600, 1401))
+    return int(np.random.default_rng([seed, *run_id.encode(), 1]).integers(600, 1401))
 
 
 @dataclass(frozen=True, kw_only=True)

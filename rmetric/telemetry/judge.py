@@ -49,7 +49,7 @@ RULES = {
         GpuRule("thermal_throttle", "healthy", "watch", "slowed down by heat"),
         GpuRule("hardware_slowdown", "healthy", "watch", "slowed down by its hardware"),
         GpuRule("power_brake", "healthy", "watch", "slowed down by the power supply"),
-        GpuRule(SILENT, "risk", "watch", "nothing is heard of the GPU"),
+        GpuRule(SILENT, "risk", "watch", "the GPU sends no readings"),
     )
 }  # fmt: skip
 
@@ -145,8 +145,7 @@ class Judge:
 
     def happened(self, kind: str, time: float) -> GpuVerdict:
         """`kind` as named by `Changes` and `xid_kind`."""
-        rule = rule_of(kind)
-        if rule is not None and kind not in self._states:
+        if rule_of(kind) is not None and kind not in self._states:
             self._last_seen[kind] = time
         return self.verdict(time)
 

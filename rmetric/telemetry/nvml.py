@@ -184,8 +184,7 @@ class NvmlEvents(AbstractContextManager["NvmlEvents"]):
         """Take Xids until the next reading is due; one that waits even if it is due now."""
         while not self._closed.is_set():
             now = self._called_at = monotonic()
-            seconds = min(max(until - now, 0.0), WAIT_SECONDS)
-            self._take_xid(library, seconds)
+            self._take_xid(library, min(max(until - now, 0.0), WAIT_SECONDS))
             if monotonic() >= until:
                 return
 

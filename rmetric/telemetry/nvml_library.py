@@ -16,7 +16,7 @@ CLOSED = {
     12: "NVML is not on this machine: there is no NVIDIA driver, or this container does not see it",
     18: "the NVIDIA driver was changed under this process: its library and kernel module differ",
 }
-#: Of these, those that mean that the driver itself is away.
+#: Those of them that mean that the driver itself is away.
 DRIVER_AWAY = (9, 12, 18)
 #: Return codes by which a GPU is gone, as kinds of events.
 GPU_GONE_ERRORS = {15: "gpu_lost", 16: "gpu_reset_required", 28: "gpu_lost"}

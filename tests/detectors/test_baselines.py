@@ -48,8 +48,7 @@ def test_an_alarmed_metric_says_what_it_is_made_of():
 def test_two_rises_are_three_losses_in_rising_order(values):
     rise = LossRise()
     for i, record in enumerate(records_of(values)):
-        alarm = rise.update(record).alarm
-        assert alarm == (i >= 2 and values[i - 2] < values[i - 1] < values[i])
+        assert rise.update(record).alarm == (i >= 2 and values[i - 2] < values[i - 1] < values[i])
 
 
 def test_losses_beyond_all_bounds_rise():
@@ -119,6 +118,5 @@ def test_a_forest_that_has_seen_nothing_refuses():
 
 def test_chance_alarms_about_as_often_as_it_says():
     detector = Random(np.random.default_rng(0), probability=0.2)
-    alarms = [detector.update(Record(step=i)).alarm for i in range(5000)]
-    assert 0.18 < np.mean(alarms) < 0.22
+    assert 0.18 < np.mean([detector.update(Record(step=i)).alarm for i in range(5000)]) < 0.22
     assert not Never().update(Record(step=1)).alarm

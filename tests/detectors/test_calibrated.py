@@ -232,7 +232,7 @@ def test_a_loss_scaler_may_leave_out_seven_steps_and_not_eight():
     assert "10 steps in a row were left out, since step 1" in last_words(*stream)
     taken = Record(step=8, training_loss=2.0, gradient_norm=1.0, skipped=False)
     assert not any(alarmed(*stream[:7], taken, *stream[:7]))
-    # An evaluation in between is no step.
+    # An evaluation in between is not a step.
     assert alarmed(*stream[:7], Record(step=7, validation_loss=2.0), stream[7])[-1]
     assert alarmed(*stream[:8], Record(step=8, validation_loss=2.0))[-1]
     # Nor does it make an alarm of gradients that the scaler left out.
@@ -359,7 +359,7 @@ def test_why_an_alarm_ended_is_stated_from_the_record_on_at_which_it_did():
             assert not (detector.alarm and detector.ended)
             was = detector.alarm
         assert detector.ended == why
-    # From thousands to hundreds is no way back to 2.
+    # A fall from thousands to hundreds is not a return to 2.
     detector = CalibratedDetector(FLOORS_WITHOUT_CLIMB)
     scores(records([2.0] * 60 + [9000.0] * 6 + [614.0] * 40), detector)
     assert detector.ended.endswith("the loss is still 614 where 2 was usual before")

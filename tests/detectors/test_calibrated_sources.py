@@ -201,7 +201,7 @@ def test_the_shipped_prior_is_what_its_command_fits(tmp_path):
     [
         ([1e-3] * 6 + [2e-3, 3e-3, 4e-3], 1e-3),  # a plateau, then growth
         ([1e-4, 1e-3, *[5e-4] * 5, 2e-3, 3e-3, 4e-3], 1e-3),  # a warm-up and a decay before it
-        ([1e-3] * 6 + [2e-3, 3e-3], None),  # twice is no growth
+        ([1e-3] * 6 + [2e-3, 3e-3], None),  # twice is not growth
         ([1e-3] * 6 + [5e-2] * 9, None),  # a jump is none
         ([1e-3] * 5 + [2e-3, 3e-3, 4e-3], None),  # the level was not held
         ([1e-4 * n for n in range(1, 40)], None),  # a warm-up
@@ -297,7 +297,7 @@ def test_opposed_worker_is_the_true_cosine_to_the_mean_of_the_others(workers, se
             continue
         levels = [smoothed(cosines[:n, worker], 0.2) for worker in range(workers)]
         assert source.statistics["opposed_worker"] == pytest.approx(-min(levels), abs=1e-9)
-    # Of two, each opposes the other.
+    # Two workers oppose each other.
     worst = int(np.argmin(levels)) if workers > 2 else int(source.words("opposed_worker")[17])
     assert f"cosine of worker {worst}'s gradient to" in source.words("opposed_worker")
     more, _ = gradient_records(np.random.default_rng(seed), workers + 1, 20)

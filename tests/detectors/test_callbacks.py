@@ -27,7 +27,7 @@ def test_the_spikes_are_those_of_lightnings_callback(values):
     theirs, ours = spike.SpikeDetection(), LightningSpike()
     for step, value in enumerate(values):
         loss = torch.tensor(value)
-        # Its own order: judged after the warm-up, remembered where it is no spike. Before
+        # Its own order: judged after the warm-up, remembered where it is not a spike. Before
         # the warm-up it would remember a nan as well; ours never does.
         if step < theirs.warmup and not np.isfinite(value):
             return

@@ -75,7 +75,7 @@ def test_the_sum_is_that_of_numpy_and_starts_again_after_an_alarm(values):
         assert found[i] == pytest.approx(total, rel=1e-6, abs=1e-6)
 
 
-# A rise before the first score is no alarm, so nothing starts anew.
+# A rise before the first score is not an alarm, so nothing starts anew.
 @example([0.0] * 28 + [6.0, 0.0], 5.0)
 @settings(max_examples=40)
 @given(

@@ -261,7 +261,7 @@ SETTINGS = [
 )  # fmt: skip
 def test_settings_out_of_range_are_refused_by_name(name, setting, value):
     drawn = {"generator": np.random.default_rng(0)} if name == "Random" else {}
-    # A window that is no count may be named by what must fit into it.
+    # A negative window may be named by what must fit into it.
     found = f"{setting} is" if setting != "window" or value >= 0 else "window (is|of)"
     with pytest.raises(ValueError, match=f"{found} {value}"):
         getattr(detectors, name)(**drawn, **{setting: value})

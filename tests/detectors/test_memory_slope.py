@@ -81,8 +81,7 @@ def test_a_leak_is_found_with_the_step_of_its_end(name, limit):
         assert slope.end_step is None
         assert "ends" not in slope.reason
     else:
-        true = 3_200 if name == "late leak" else 4_000
-        assert slope.end_step == pytest.approx(true, rel=0.1)
+        assert slope.end_step == pytest.approx(3_200 if name == "late leak" else 4_000, rel=0.1)
 
 
 def test_the_words():

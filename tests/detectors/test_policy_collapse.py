@@ -57,8 +57,7 @@ FAILING = {
 
 @pytest.mark.parametrize("kind", FAILING)
 def test_each_failure_is_named_with_its_step_and_what_to_do(kind):
-    records = run(**FAILING[kind])
-    verdict = judge_run(records)
+    verdict = judge_run(run(**FAILING[kind]))
     assert verdict.kind == kind, verdict
     assert verdict.advice == RULES[kind].advice.format(step=f"{verdict.onset_step:,}")
     assert verdict.text == f"{kind.replace('_', ' ').upper()} since step {verdict.onset_step:,}"

@@ -98,7 +98,7 @@ def test_starts_are_lines_of_marks_in_order(entries):
 
 @given(st.integers(1, 12), st.integers(2, 30), st.integers(1, 9))
 def test_a_beginning_that_is_repeated_whole_is_found_each_time(ranks, times, made):
-    """Of at least three entries, each written by as many ranks."""
+    """A beginning has at least three entries, each written by as many ranks."""
     found: list[Mark] = []
     expected = []
     for attempt in range(times):

@@ -21,8 +21,7 @@ def test_offsets_are_found_by_what_all_do_at_one_moment(skew):
 
 @pytest.mark.parametrize("by", [3 * HOUR, 30 * HOUR])
 def test_half_of_the_ranks_hours_apart_is_one_job(by):
-    skew = dict.fromkeys(range(4, 8), by)
-    job = Maker(8, skew=skew).train(range(8)).job
+    job = Maker(8, skew=dict.fromkeys(range(4, 8), by)).train(range(8)).job
     assert two_jobs(job) is None
     offsets = clock_offsets(job)
     assert {name for name, offset in offsets.items() if abs(offset) > HOUR} == {

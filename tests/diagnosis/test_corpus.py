@@ -1,4 +1,4 @@
-"""Each job of the corpus has its expected diagnosis, which changes with nothing that is no news."""
+"""Each job of the corpus has its expected diagnosis, which only a change of the job alters."""
 
 from __future__ import annotations
 

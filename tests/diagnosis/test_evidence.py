@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.answer import how_often
+from rmetric.diagnosis.answer import occurrence_text
 from rmetric.diagnosis.clock import clock_offsets
 from rmetric.diagnosis.evidence.peers import absences as absences_of
 from rmetric.diagnosis.faults import ended_alone
@@ -90,8 +90,7 @@ def test_files_that_end_one_after_another_are_no_order():
 
 
 def test_a_clock_that_is_wrong_hides_and_blames_nobody():
-    skew = {5: -2 * HOUR, 2: 2 * HOUR}
-    job = killed(12, 2, skew=skew)
+    job = killed(12, 2, skew={5: -2 * HOUR, 2: 2 * HOUR})
     right = kinds(job, offsets=clock_offsets(job))
     assert right["rank 2"]["ended early"].strength > 0.6
     assert "ended early" not in right.get("rank 5", {})
@@ -163,8 +162,7 @@ def test_a_fault_that_the_training_lived_through_explains_nothing(
     maker.steps(0, 9)
     maker.log(1, "a fault", signature=signature_id)
     maker.steps(10, 9 + later_steps)
-    found = faults_of(maker.job)
-    assert bool(found) is not survived
+    assert bool(faults_of(maker.job)) is not survived
 
 
 @pytest.mark.parametrize(("done", "alone"), [((5,), {"rank 5"}), ((0,), set()), ((7,), set())])
@@ -191,12 +189,12 @@ def test_how_often_is_counted_by_ranks_nodes_and_files():
     for rank in (0, 1, 1, 3):
         maker.log(rank, "timed out", signature="timeout")
     (cause,) = faults_of(maker.job)
-    assert how_often(cause, maker.job) == "logged 4 times by 3 ranks"
+    assert occurrence_text(cause, maker.job) == "logged 4 times by 3 ranks"
     maker.log("launcher", "timed out", signature="timeout")
     (cause,) = faults_of(maker.job)
-    assert how_often(cause, maker.job) == "logged 5 times by 3 ranks and 1 file"
+    assert occurrence_text(cause, maker.job) == "logged 5 times by 3 ranks and 1 file"
     stream = maker.job.streams["launcher"]
     stream.node = "gpu-07"
-    assert how_often(cause, maker.job) == "logged 5 times by 3 ranks and 1 node"
+    assert occurrence_text(cause, maker.job) == "logged 5 times by 3 ranks and 1 node"
     stream.name = "node gpu-07 local 3"
-    assert how_often(cause, maker.job) == "logged 5 times by 4 ranks"
+    assert occurrence_text(cause, maker.job) == "logged 5 times by 4 ranks"

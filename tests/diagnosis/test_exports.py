@@ -75,7 +75,7 @@ def test_a_node_of_several_ranks_is_none_of_them(tmp_path: Path) -> None:
     ("lines", "text"),
     [
         ([b"2026-02-03T04:05:06.5Z  INFO fit: step %d" % at for at in range(40)],
-         b"INFO fit: step 0"),  # columns behind a time are no indentation
+         b"INFO fit: step 0"),  # columns behind a time are not indentation
         # Programs that write a time themselves, and their tracebacks without one.
         ([b"2026-02-03 04:05:06,123 INFO step %d" % at for at in range(40)]
          + [b"Traceback (most recent call last):", b'  File "fit.py", line 3', b"OSError: no"],
@@ -88,8 +88,7 @@ def test_a_node_of_several_ranks_is_none_of_them(tmp_path: Path) -> None:
 def test_the_time_of_a_collector_goes_and_a_program_s_own_stays(
     lines: list[bytes], text: bytes
 ) -> None:
-    learnt = PrefixParser.learn(lines)
-    assert lines[0][learnt.start(lines[0]) :] == text
+    assert lines[0][PrefixParser.learn(lines).start(lines[0]) :] == text
 
 
 # tables

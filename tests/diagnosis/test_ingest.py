@@ -249,7 +249,7 @@ def test_the_fast_way_is_the_slow_way(
 def test_neither_borders_of_chunks_matter_nor_what_was_forgotten(
     tmp_path: Path, entries: list[tuple[str, str, str, str, bytes]], size: int
 ) -> None:
-    # Of lines that differ in a missing number alone, the one that is remembered names the event.
+    # Where lines differ in a missing number alone, the remembered one names the event.
     entries = [(form, *(n or "0" for n in numbers), end) for form, *numbers, end in entries]
     path = log_of(tmp_path / "a.log", entries)
     whole = read(path)
@@ -262,8 +262,7 @@ def test_neither_borders_of_chunks_matter_nor_what_was_forgotten(
 
 
 def test_an_empty_line_is_no_number(tmp_path: Path) -> None:
-    job = read(write(tmp_path / "a.log", ["7", "", "1234567", "", "", "8"]))
-    assert counted(job) == {"<N>": 3}
+    assert counted(read(write(tmp_path / "a.log", ["7", "", "1234567", "", "", "8"]))) == {"<N>": 3}
 
 
 def test_random_text_ends_in_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,8 +275,7 @@ def test_random_text_ends_in_others(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_does_not_grow_with_lines(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.log", healthy_lines(steps=5_000))
-    (source,) = find([path]).sources
+    (source,) = find([write(tmp_path / "a.log", healthy_lines(steps=5_000))]).sources
     reader = FilePass(source, LineAnalyser(LIBRARY))
     reader.read_attempts(starts=())
     assert len(reader.forms) < 100
@@ -299,8 +297,7 @@ def test_long_lines_keep_head_and_end(tmp_path: Path) -> None:
 def test_numbers_of_any_length_are_read(tmp_path: Path, line: str, digits: int) -> None:
     """Python refuses to read an integer of more than 4,300 digits."""
     twice = [line.replace("{}", "9" * digits)] * 2
-    job = read(write(tmp_path / "a.log", ["begin", *twice, "end"]))
-    assert list(job.files.values()) == [4]
+    assert list(read(write(tmp_path / "a.log", ["begin", *twice, "end"])).files.values()) == [4]
 
 
 def test_two_jobs_are_noted_by_the_schedulers_numbers_and_by_their_times(tmp_path: Path) -> None:

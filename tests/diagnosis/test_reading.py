@@ -235,7 +235,7 @@ def test_binary_rubbish_is_no_log(tmp_path, content):
     (tmp_path / "train.log").write_bytes(TEXT)
     found = find([tmp_path])
     assert [s.name for s in found.sources] == ["train.log"]
-    assert found.notes == ["files that are no text logs were left out: 1 binary"]
+    assert found.notes == ["non-log files were left out: 1 binary"]
 
 
 def test_of_a_folder_only_logs_are_read(tmp_path):

@@ -82,8 +82,7 @@ def behind(folder: Path) -> None:
     """Rank 5 of 8 did not enter collective 47."""
     for rank in range(8):
         done = [entry(number) for number in range(40, 47)]
-        last = [] if rank == 5 else [entry(47, state="started")]
-        write(folder, rank, done + last)
+        write(folder, rank, done + ([] if rank == 5 else [entry(47, state="started")]))
 
 
 def test_the_rank_that_did_not_enter_is_named_with_the_collective(tmp_path: Path) -> None:

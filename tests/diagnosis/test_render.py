@@ -133,8 +133,7 @@ def test_where_is_named_by_the_suspects_else_by_who_logged_it_first():
     )
     node = suspect(name="node gpu-07", rank=None, node="gpu-07")
     assert at(nodes=(node,)).endswith(", node gpu-07")
-    several = evidence(who=("rank 3", "rank 4"))
-    assert at(nodes=(), events=(several,)).endswith(", rank 3 first")
+    assert at(nodes=(), events=(evidence(who=("rank 3", "rank 4")),)).endswith(", rank 3 first")
     assert at(nodes=(), events=(evidence(who=("train.log",)),)).endswith("memory")
     assert at(nodes=(), events=(evidence(role="ending", who=("rank 0",)),)).endswith("memory")
 

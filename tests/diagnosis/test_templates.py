@@ -179,8 +179,7 @@ def test_times_are_those_of_the_slow_way(form: str, times: list[tuple[int, int, 
 
 def test_prefixes_that_are_too_many_are_not_kept() -> None:
     lines = [f"{at // 60:06d}:{at % 60:02d}> rank 3 said".encode() for at in range(3 * MOST_HEADS)]
-    pattern = same_places(lines[0], [(13, 15)], 16)
-    heads = Heads(pattern)
+    heads = Heads(same_places(lines[0], [(13, 15)], 16))
     heads.learn(lines[0], 3)
     for line in lines:
         heads.find(line)
@@ -219,13 +218,11 @@ def test_a_statement_may_match_what_it_matches() -> None:
 
 @given(LINES, SOME)
 def test_digits_do_not_matter(line: str, numbers: list[int]) -> None:
-    fresh = LineAnalyser(LIBRARY).facts
-    assert fresh(with_numbers(line, numbers).encode()) == FACTS(line.encode())
+    assert LineAnalyser(LIBRARY).facts(with_numbers(line, numbers).encode()) == FACTS(line.encode())
 
 
 def test_a_line_that_no_signature_can_match_is_quiet() -> None:
-    facts = FACTS(b"[INFO] ring of 5 bytes in 5.0 us, via NET/IB/0")
-    assert facts.quiet
+    assert FACTS(b"[INFO] ring of 5 bytes in 5.0 us, via NET/IB/0").quiet
     assert not FACTS(b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus").quiet
 
 

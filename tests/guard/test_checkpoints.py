@@ -49,8 +49,7 @@ def names(folder):
 def loaded(checkpoints):
     state = state_of(-1)
     good = checkpoints.newest_good()
-    about = checkpoints.load(good, state)
-    return good.step, about, float(state["weights"].mean())
+    return good.step, checkpoints.load(good, state), float(state["weights"].mean())
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -130,8 +129,7 @@ def test_the_last_good_one_stays_until_another_is_good(tmp_path):
 
 def test_a_step_that_is_reached_again_takes_the_place_of_the_older_one(tmp_path):
     saved(at(tmp_path), 5)
-    again = saved(at(tmp_path), 5, state_of(6))
-    assert again.good.serial == 2
+    assert saved(at(tmp_path), 5, state_of(6)).good.serial == 2
     assert loaded(at(tmp_path)) == (5, {"seen": 50}, 6.0)
     assert names(tmp_path) == ["step-5"]
     (tmp_path / "step-5").rename(tmp_path / "step-5.old")  # killed between two renames
@@ -184,8 +182,7 @@ def test_another_models_are_neither_cleared_nor_replaced(tmp_path):
     for step in (1, 2):
         saved(at(tmp_path), step)
     other = at(tmp_path, keep=1, fingerprint="llama")
-    failed = saved(other, 2)
-    assert "step-2 is of another model: {'layers': 2, 'hidden': 8} there" in failed.problem
+    assert "step-2 is of another model: {'layers': 2, 'hidden': 8} there" in saved(other, 2).problem
     for step in (3, 4):
         saved(other, step)
     assert names(tmp_path) == ["step-1", "step-2", "step-4"]
@@ -303,8 +300,7 @@ def test_a_folder_that_goes_away_fails_the_save_and_is_not_made_again(tmp_path):
 def test_values_that_json_does_not_hold_fail_the_save_with_their_place(tmp_path):
     checkpoints = at(tmp_path)
     checkpoints.begin(1, state_of(1), {"loader": object()})
-    failed = checkpoints.wait(30.0)
-    assert "plain values: TypeError" in failed.problem
+    assert "plain values: TypeError" in checkpoints.wait(30.0).problem
     assert names(tmp_path) == []
 
 
@@ -440,8 +436,7 @@ def resharded(rank, folder, step):
     else:
         checkpoints.load(good, state)
     assert isinstance(state["sharded"], DTensor)
-    whole = state["sharded"].full_tensor()
-    assert torch.equal(whole, FULL + (good.step if good else 0))
+    assert torch.equal(state["sharded"].full_tensor(), FULL + (good.step if good else 0))
     assert torch.equal(state["replicated"], torch.full((5,), float(good.step if good else 0)))
     with torch.no_grad():
         state["sharded"].add_(step - (good.step if good else 0))
@@ -476,8 +471,7 @@ def a_stage(rank, folder):
     """Two stages, each with the layers of its own."""
     whole, ranks = parts(), dist.get_world_size()
     model = nn.ModuleDict({f"layer{i}": whole[f"layer{i}"] for i in range(4) if i % ranks == rank})
-    optimizer = trained(model)
-    return saved(at(folder), 1, {"training": ModelState(model, optimizer)}).step
+    return saved(at(folder), 1, {"training": ModelState(model, trained(model))}).step
 
 
 def test_pipeline_stages_become_one_model_in_one_part_or_two(tmp_path):

@@ -52,8 +52,7 @@ class Guarded(SupervisedRun):
             return 0
 
     def worker(self, rank):
-        launches = self.of("launch")
-        return self.folder.beats(launches[-1]["token"])[rank].pid
+        return self.folder.beats(self.of("launch")[-1]["token"])[rank].pid
 
     def losses_are_those_of_an_uninterrupted_run(self, *more, within=1e-5):
         reference = settings(self.folder.path, f"--save-every={SAVE_EVERY}", *self.training, *more)

@@ -57,8 +57,7 @@ class Saver:
 
 def a_guard(saver=None, *, interval=100, **settings):
     settings = {"signals": {}, "state": dict, "clock": Mock(return_value=1e6)} | settings
-    policy = PolicyConfig(interval_steps=interval)
-    return Guard(saver or Saver(), policy=policy, **settings)
+    return Guard(saver or Saver(), policy=PolicyConfig(interval_steps=interval), **settings)
 
 
 def run(guard, steps, *, seconds=1.0, at=lambda step: None):

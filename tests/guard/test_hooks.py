@@ -82,8 +82,7 @@ def test_an_alert_of_the_monitor_saves_and_one_that_is_not_finite_keeps_the_one_
     guard.close()
     assert isinstance(guard.last, SavedCheckpoint)
     assert guard.last.step >= 20
-    good = Checkpoints(tmp_path, fingerprint="m").newest_good()
-    assert good.step == guard.last.step
+    assert Checkpoints(tmp_path, fingerprint="m").newest_good().step == guard.last.step
     assert len(list(tmp_path.iterdir())) == 1, "what lasts is asked for once"
     with pytest.raises(ValueError, match="fatal is 'non_finite'"):
         AskGuard(guard, fatal="non_finite")

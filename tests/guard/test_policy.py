@@ -114,8 +114,7 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule()
     def becomes_durable(self):
         step, began, waited = self.flight
-        answered = self.policy.committed()
-        assert {request.number for request in answered} == waited
+        assert {request.number for request in self.policy.committed()} == waited
         self.answered |= waited
         assert step not in self.durable_steps
         self.durable_steps.append(step)
@@ -126,8 +125,7 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule()
     def fails(self):
         waited = self.flight[2]
-        wait = self.policy.failed(self.now)
-        assert 10.0 <= wait <= 600.0
+        assert 10.0 <= self.policy.failed(self.now) <= 600.0
         self.flight, self.failed_at, self.failures = None, self.now, self.failures + 1
         self.final_since_failure = False
         assert waited <= set(self.policy.pending), "a request was lost"

@@ -208,8 +208,7 @@ def test_a_checkpoint_or_a_file_of_it_that_all_can_write_is_not_loaded(tmp_path,
     path, mode = tmp_path / "step-2" / name, 0o666 if name else 0o777
     path.chmod(mode)
     assert at(tmp_path).newest_good().step == 1
-    words = f"{path.name} is not trusted: all users can write it (mode {mode:o})"
-    assert words in errors.text
+    assert f"{path.name} is not trusted: all users can write it (mode {mode:o})" in errors.text
 
 
 def test_a_trainers_folder_that_all_can_write_is_not_resumed_from(tmp_path, caplog):

@@ -86,8 +86,7 @@ def test_each_signal_says_what_it_was_taken_from():
     assert updated.sources == ("events", "workers", "validation_loss")
     metric.update(Record(step=2, gradient_norm=1.0, loss_drift=0.5))
     assert metric.sources == (None, None, "logged")  # one norm adds nothing to the workers' own
-    alone = RMetric().update(Record(step=1, gradient_norm=1.0))
-    assert alone.sources == (None, "trailing", None)
+    assert RMetric().update(Record(step=1, gradient_norm=1.0)).sources == (None, "trailing", None)
     on_training = RMetric(RMetricConfig(loss="training_loss"))
     assert on_training.update(Record(step=1, training_loss=2.0)).sources[2] == "training_loss"
 

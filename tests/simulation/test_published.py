@@ -62,8 +62,7 @@ def by_option(tmp_path_factory) -> dict[str, list[dict]]:
     """The entries of the 720 logs of `--preset authors_simulator`, by `logs_<MODE>/<name>`."""
     out = tmp_path_factory.mktemp("authors")
     assert run_modern_experiments.main(["--out", str(out), "--preset", "authors_simulator"]) == 0
-    logs = small_study.contents(out)
-    return {name: entries_of(log) for name, log in logs.items()}
+    return {name: entries_of(log) for name, log in small_study.contents(out).items()}
 
 
 def entries_of(log: bytes) -> list[dict]:

@@ -120,8 +120,7 @@ def test_the_same_draws_give_the_same_runs_to_the_last_bit(dynamics):
 )
 def test_r_is_that_of_the_stream(config):
     batch = run_batch(OFTEN, faults(specs(), OFTEN), drawn(specs(), OFTEN, seed=2))
-    found = scores(batch, config)
-    for row, run in zip(found, runs_of(batch), strict=True):
+    for row, run in zip(scores(batch, config), runs_of(batch), strict=True):
         metric = RMetric(config)
         streamed = [metric.update(record).score for record in run.records]
         exact = config is AUTHORS  # to the last bit
@@ -207,8 +206,7 @@ def test_a_study_is_scored_as_its_runs_are_one_by_one():
 def test_a_run_that_has_crashed_is_silent():
     batch = PUBLISHED.study(0)
     late = np.ones(batch.validation_RE.shape, dtype=bool) & (batch.steps_E > 2600)
-    alerts = alerts_of_batch(batch, late)
-    assert (alerts.first[np.isfinite(batch.failure_R)] == inf).all()
+    assert (alerts_of_batch(batch, late).first[np.isfinite(batch.failure_R)] == inf).all()
 
 
 def test_the_same_seed_draws_the_same_noise_under_every_condition():

@@ -83,8 +83,7 @@ def test_severity_is_monotone_in_expectation(name, severities):
 
 
 def test_a_softmax_saturates():
-    gains = np.array([0.5, 1.0, 2.0, 8.0, 1e6])
-    curvature = sharpened(gains)
+    curvature = sharpened(np.array([0.5, 1.0, 2.0, 8.0, 1e6]))
     assert curvature[1] == 1.0
     assert all(a < b for a, b in pairwise(curvature))
     assert curvature[-1] <= 1.0 + CONSTANTS.softmax_bound
@@ -185,8 +184,7 @@ def test_a_worker_whose_gradient_leaves_float32_ends_the_run():
 
 
 def test_a_lost_worker_ends_the_log_in_the_step_before():
-    runs = repeated(6, "sick", fault="NODE_FAILURE", severity=50.0, evaluate_every=1)
-    for run in runs:
+    for run in repeated(6, "sick", fault="NODE_FAILURE", severity=50.0, evaluate_every=1):
         assert run.truth.failure_kind == "lost_worker"
         assert run.records[-1].step == run.truth.failure_step - 1
 
@@ -208,8 +206,7 @@ def test_a_slow_link_slows_the_job_and_is_seen_in_its_events():
         [spec("same", fault="NETWORK_DEGRADATION", severity=250), spec("same")]
     )
     assert slow.records[-1].time > control.records[-1].time + 100
-    retries = [e for r in slow.records for e in r.events if e.kind == "link_retry"]
-    assert len(retries) > 5
+    assert len([e for r in slow.records for e in r.events if e.kind == "link_retry"]) > 5
     losses = [[record.validation_loss for record in run.records] for run in (slow, control)]
     assert losses[0] == losses[1][: len(losses[0])]
 

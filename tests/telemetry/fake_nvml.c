@@ -10,7 +10,7 @@
    A value of -1 is "not supported"; `gone` is the code that every call on this GPU
    returns. Three names act: `xid` queues an Xid, `hang` lets the next call sleep so many
    milliseconds, `driver` 0 takes the driver away and 1 brings it back, with the
-   volatile counters at 0. NVLink's errors are told as sums, or by each of `links` links
+   volatile counters at 0. NVLink's errors are reported as sums, or by each of `links` links
    (link_replays and so on, the same on each). FAKE_NVML_GPUS is the number of GPUs. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -100,8 +100,7 @@ class TestText:
         found = samples(exposition(metrics(("a", WELL), ("b", WELL), ("a", lost))))
         assert found["rmetric_gpu_level", ("gpu", "0"), ("level", "fatal"), ("node", "a")] == 1.0
         assert found["rmetric_gpu_sign", ("gpu", "0"), ("kind", "gpu_lost"), ("node", "a")] == 1.0
-        nodes = {dict(labels)["node"] for name, *labels in found if "temperature" in name}
-        assert nodes == {"b"}
+        assert {dict(labels)["node"] for name, *labels in found if "temperature" in name} == {"b"}
 
 
 def test_the_textfile_is_replaced_whole_and_readable_by_others(tmp_path):

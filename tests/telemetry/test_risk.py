@@ -89,8 +89,7 @@ class TestFactors:
         ]
         measured = scored(history).measured
         times = np.arange(60) / 6  # minutes
-        slope = np.polyfit(times, celsius[-60:], 1)[0]
-        assert measured["temperature_rise"] == pytest.approx(slope)
+        assert measured["temperature_rise"] == pytest.approx(np.polyfit(times, celsius[-60:], 1)[0])
         assert measured["power"] == pytest.approx(watts[-60:].std() / watts[-60:].mean())
         drop = max(0, 1 - percent[-6:].mean() / percent[-60:-6].mean())
         assert measured["utilisation_drop"] == pytest.approx(drop)

@@ -144,7 +144,7 @@ class TestJudge:
         assert verdict.action == "reset"
         assert verdict.reasons == (
             "Xid 63: a row of memory is to be replaced at the next reset",
-            "nothing is heard of the GPU: NVML has not answered for 110 s",
+            "the GPU sends no readings: NVML has not answered for 110 s",
             "hotter than where it slows down: 91 °C, its limit is 90 °C",
             "risk 0.58, the limit is 0.30: temperature 0.25 of 0.25 (91 °C; from 70 to 90), "
             "temperature rise 0.10 of 0.10 (+6.0 °C a minute; full at 2), memory 0.07 of 0.15 "

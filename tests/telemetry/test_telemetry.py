@@ -51,7 +51,7 @@ class TestHistories:
               (6, 0, "xid", 63), (9, 0, "remap_failed", 1), (9, 0, "xid", 94)],
              ["ecc_uncorrected", "row_remapped", "row_remap_pending", "xid_63",
               "row_remap_failed", "xid_94"]),
-            # What was so at the first reading is no event.
+            # What was so at the first reading is not an event.
             ([(1, 0, "ecc_corrected", 9), (1, 0, "row_remap_failed", 1),
               (1, 0, "throttle", SLOWDOWN)], []),
         ],
@@ -90,8 +90,7 @@ class TestHistories:
         assert seen["states"][-1] == [True, None]
 
     def test_a_call_that_hangs_holds_up_nobody(self, nvml):
-        history = [(5, 0, "hang", 60_000)]
-        seen = play(nvml, history, ticks=5, linger=0.6, hung_after=0.2)
+        seen = play(nvml, [(5, 0, "hang", 60_000)], ticks=5, linger=0.6, hung_after=0.2)
         available, problem = seen["states"][-1]
         assert not available
         assert "not answered" in problem
@@ -256,7 +255,7 @@ class TestVerdicts:
         )
         assert gists(seen) == [("healthy", "none"), ("risk", "watch")]
         assert seen["last"]["0"]["reasons"] == [
-            "nothing is heard of the GPU: the NVIDIA driver is not loaded"
+            "the GPU sends no readings: the NVIDIA driver is not loaded"
         ]
 
     def test_a_call_that_hangs_is_a_risk_until_it_answers(self, nvml):

@@ -1,4 +1,4 @@
-"""Text of foreign logs in a CSV is no formula; numbers stay numbers."""
+"""Text of foreign logs in a CSV is not a formula; numbers stay numbers."""
 
 import csv
 import json

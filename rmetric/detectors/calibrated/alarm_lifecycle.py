@@ -95,8 +95,7 @@ class AlarmLifecycle:
 
     def _is_back(self, loss: TrainingLoss) -> bool:
         # Both: one batch that is better by chance is not a recovery, nor is one jump over.
-        still = max(loss.latest) - self._before
-        return self._highest > 0 and still < _RECOVERED * self._highest
+        return self._highest > 0 and max(loss.latest) - self._before < _RECOVERED * self._highest
 
 
 def _rests_on(names: Collection[str], allowed: Collection[str]) -> bool:

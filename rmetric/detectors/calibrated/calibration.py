@@ -65,7 +65,7 @@ MARGIN = 1.1
 #: An alarm by R on its loss alone needs 0.57 / 0.70 of the full scale.
 _FULL_SCALE = 1.25
 #: The end of a run: a tenth of its losses, at least 5 and at most 40.
-_SHARE, _LEAST, _MOST = 10, 5, 40
+_SHARE, _MIN_LOSSES, _MOST = 10, 5, 40
 
 
 class Shown(NamedTuple):
@@ -219,7 +219,8 @@ class HealthyLabelCheck:
         """The evidence, in words; empty for a run that may be healthy."""
         if self._not_finite:
             return self._not_finite
-        end = median(list(self._last)[-max(_LEAST, self._num_losses // _SHARE) :] or [nan])
+        num_last = max(_MIN_LOSSES, self._num_losses // _SHARE)
+        end = median(list(self._last)[-num_last:] or [nan])
         least = LEAST_RISE * abs(self._before)
         back = not end - self._before >= least  # nan: there is nothing to compare
         level = f"the loss is {end:.4g} at the end, {self._before:.4g} was usual before"

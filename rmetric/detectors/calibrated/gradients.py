@@ -21,7 +21,7 @@ _SMOOTHING = 0.1
 _TURNING = 0.2
 _CLIPPED_AT = 6.0
 _MOST_APART = 5.0
-_SETTLED = 10
+_COSINE_WARM_UP = 10
 _DEAD = log(1e-9)  # a norm below is none
 #: How fast the usual norm of a worker follows, where only its own past shows which of two is odd.
 _FOLLOWING = 0.02
@@ -130,7 +130,7 @@ class Gradients(EvidenceSource):
             self._cosines[i] += _TURNING * (cosine - self._cosines[i])
             newest.append(cosine)
         self.note("opposed_worker", step, -newest[self._most_opposed], _UNUSUAL_COSINE)
-        if self._count > _SETTLED:
+        if self._count > _COSINE_WARM_UP:
             self.statistics["opposed_worker"] = -min(self._cosines)
 
     @property

@@ -9,7 +9,7 @@ from rmetric.detectors.calibrated.source import EvidenceSource
 from rmetric.records import Record
 
 _WINDOW = 50  # records
-_LEAST = 50
+_MIN_RECORDS_BEFORE = 50
 
 
 class HardwareEvents(EvidenceSource):
@@ -44,7 +44,7 @@ class HardwareEvents(EvidenceSource):
             self._recent -= oldest
             self._before += oldest
             self._records += 1
-        if self._records >= _LEAST:
+        if self._records >= _MIN_RECORDS_BEFORE:
             expected = (self._before + 1) * _WINDOW / self._records
             self.statistics["hardware_events"] = poisson_surprise(self._recent, expected)
 

@@ -17,7 +17,7 @@ PRIOR = Path(__file__).with_name("evaluation_prior.json")
 _RISES = 8
 _FAST_SMOOTHING = 0.3
 _PER_CENT = 0.02
-_WARM_UP, _SETTLED = 5, 15
+_WARM_UP, _PROBE_WARM_UP = 5, 15
 
 
 @lru_cache(maxsize=1)
@@ -111,7 +111,7 @@ class ProbeLoss(EvidenceSource):
         self._count += 1
         first = self._level != self._level
         self._level = loss if first else self._level + _FAST_SMOOTHING * (loss - self._level)
-        if self._count > _SETTLED:
+        if self._count > _PROBE_WARM_UP:
             unit = _PER_CENT * max(abs(self._lowest), 0.05)
             self.statistics["probe_rise"] = (self._level - self._lowest) / unit
             self.note("probe_rise", record.step, (loss - self._lowest) / unit, 1.0)

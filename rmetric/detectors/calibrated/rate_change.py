@@ -11,12 +11,12 @@ from rmetric.records import Record
 
 #: How many times larger or smaller a rate that jumped is, and one that is steady at most.
 _JUMP, _STEADY = 1.5, 1.1
-_RECORDS = 20
+_JUMP_RECORDS = 20
 #: Records at a rate, or at a larger one, after which a return to it is a restart of the schedule.
-_KNOWN = 10
+_RESTART_RECORDS = 10
 #: Records without a new highest rate that make it the former peak, rises in a row beyond it that
 #: are growth, and records after which a higher level has become usual.
-_HELD, _STEADILY, _LEVEL = 5, 3, 30
+_HELD, _STEADILY, _NEW_PEAK_RECORDS = 5, 3, 30
 
 
 class RateChange:
@@ -50,13 +50,13 @@ class RateChange:
         self._count += 1
         rate, before = record.learning_rate, self._rate
         announced = bool(record.planned_events)
-        if announced or (self._jump and self._count - self._jump[0] >= _RECORDS):
+        if announced or (self._jump and self._count - self._jump[0] >= _JUMP_RECORDS):
             self._jump = []
         self.restarted = False
         if rate is None or not 0 < rate < inf:
             return
         highest = self._highest
-        if len(highest) < _KNOWN:
+        if len(highest) < _RESTART_RECORDS:
             heappush(highest, rate)
         else:
             self.restarted = _JUMP * before < rate <= _STEADY * highest[0]
@@ -67,8 +67,7 @@ class RateChange:
             return
         ratio = _ratio(before, rate) if before else inf
         largest = _ratio(*self._jump[2:]) if self._jump else _JUMP
-        planned = announced or record.actions
-        if ratio > largest and self._was_steady and not planned:
+        if ratio > largest and self._was_steady and not (announced or record.actions):
             self._jump = [self._count, record.step, before, rate]
         self._was_steady = ratio <= _STEADY
 
@@ -123,7 +122,7 @@ class RateBeyondPeak(EvidenceSource):
         else:
             self._held += 1
             self._rises = 0
-        self._beyond = self._beyond and self._held < _LEVEL and rate > self._peak
+        self._beyond = self._beyond and self._held < _NEW_PEAK_RECORDS and rate > self._peak
         if self._beyond:
             self.statistics["rate_beyond"] = beyond = log(rate) - log(self._peak)
             self.note("rate_beyond", record.step, beyond, 0.0)

@@ -14,7 +14,7 @@ from rmetric.records import Record
 #: see noise with a heavy upper tail as wide as it is upwards.
 _QUARTILES = 1.349
 _UPPER_TENTH = 1.2816
-#: Of the difference of two Gaussian values: median size over the standard deviation of one.
+#: Median size of the difference of two Gaussian values over the standard deviation of one.
 _HALF_NORMAL = 0.954
 #: A spread estimated from few values is too small too often: n values widen it by 8 / n.
 _FEW = 8.0
@@ -190,8 +190,7 @@ class Deviation:
         if past.ready:
             self.usual = past.usual
             self.rise = x - self.usual
-            floor = max(self.relative * abs(self.usual), self.absolute)
-            spread = max(past.spread, floor)
+            spread = max(past.spread, self.relative * abs(self.usual), self.absolute)
             self.z = self.rise / spread if spread > 0 else 0.0
         past.remember(x)
         return self.z

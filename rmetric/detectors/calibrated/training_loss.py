@@ -28,21 +28,21 @@ _EVERY_STEP, _SPARSE = 3, 2
 _SINGLE = 0.45
 #: Newest values that are not part of the baseline, and values that it needs: the second pair
 #: where the log skips steps, which has fewer values before and in a rise.
-_LAG, _LEAST = 5, 8
-_SPARSE_LAG, _SPARSE_LEAST = 2, 5
+_LAG, _MIN_BASELINE = 5, 8
+_SPARSE_LAG, _SPARSE_MIN = 2, 5
 #: Before there is a baseline: so many times the highest loss before, of which two are known.
-_TREBLE, _KNOWN = 3.0, 2
+_TREBLE, _MIN_FIRST_LOSSES = 3.0, 2
 _SMOOTHING = 0.1
 _MOST_SPREADS = 3.0
-#: Of the drift: spreads, and share of the usual loss.
+#: Drift that counts as 1: spreads, and share of the usual loss.
 _DRIFT, _DRIFT_SHARE = 0.75, 0.06
 #: Records that count as the start of a run, and those after which a level is a level.
-_START, _SETTLED = 40, 20
+_START, _CLIMB_WARM_UP = 40, 20
 #: A level is a median of so many records; a climb is a share of the lowest and a number of
 #: usual steps from record to record.
-_LEVEL = 5
+_LEVEL_RECORDS = 5
 _START_RATIO, _START_STEPS = 0.7, 4.0
-_RATIO, _STEPS = 0.33, 9.0
+_CLIMB_RATIO, _CLIMB_STEPS = 0.33, 9.0
 #: One loss is itself unusual: spreads, and share of a climb that is too far.
 _UNUSUAL_SPREADS, _UNUSUAL_CLIMB = 1.0, 0.5
 
@@ -79,7 +79,7 @@ class TrainingLoss(EvidenceSource):
         super().__init__()
         self._followed = FollowedLoss()
         self._resolution = Resolution(lag=_LAG)
-        self._past = LaggedPast(window=40, lag=_LAG, least=_LEAST)
+        self._past = LaggedPast(window=40, lag=_LAG, least=_MIN_BASELINE)
         self._deviation = Deviation(self._past, relative=0.01)
         self._recent: deque[tuple[float, float, float]] = deque(maxlen=_EVERY_STEP)
         self._judged = _EVERY_STEP
@@ -88,7 +88,7 @@ class TrainingLoss(EvidenceSource):
         self._smoothed_spreads = self._smoothed_rise = 0.0
         self._drift_limit = ExcursionLimit(_DRIFT)
         self._steps = LaggedPast(window=40, lag=0, least=8)
-        self._last: deque[float] = deque(maxlen=_LEVEL)
+        self._last: deque[float] = deque(maxlen=_LEVEL_RECORDS)
         self._level = nan
         self._lowest = inf
         self._count = 0
@@ -103,7 +103,7 @@ class TrainingLoss(EvidenceSource):
         self._step = record.step
         loss = bounded(loss)
         past = self._past
-        past.lag, past.least = (_LAG, _LEAST) if stride <= 1 else (_SPARSE_LAG, _SPARSE_LEAST)
+        past.lag, past.least = (_SPARSE_LAG, _SPARSE_MIN) if stride > 1 else (_LAG, _MIN_BASELINE)
         self._count += 1
         self._steps_of.append(record.step)
         self._resolution.update(loss)
@@ -138,7 +138,7 @@ class TrainingLoss(EvidenceSource):
         first = self._first
         first.append(loss)
         before, last = first[:-_EVERY_STEP], first[-_EVERY_STEP:]
-        if len(before) >= _KNOWN and max(before) > 0:
+        if len(before) >= _MIN_FIRST_LOSSES and max(before) > 0:
             self.early_rise = min(last) / max(before) - 1
             jump = _SPREADS_PER_RISE * self.early_rise / (_TREBLE - 1)
             self.statistics["loss_jump"] = bounded(max(jump, 0.0))
@@ -159,9 +159,9 @@ class TrainingLoss(EvidenceSource):
         if self._last:
             self._steps.remember(abs(loss - self._last[-1]))
         self._last.append(loss)
-        if len(self._last) < _LEVEL:
+        if len(self._last) < _LEVEL_RECORDS:
             return
-        self._level = level = sorted(self._last)[_LEVEL // 2]
+        self._level = level = sorted(self._last)[_LEVEL_RECORDS // 2]
         climb = 0.0
         if self._steps.ready and level > self._lowest:
             climb = self._climb_to(level, loss)
@@ -182,8 +182,8 @@ class TrainingLoss(EvidenceSource):
         steps = above / step
         if self._count <= _START:
             climb = min(ratio / _START_RATIO, steps / _START_STEPS)
-        if self._count > _SETTLED:
-            climb = max(climb, min(ratio / _RATIO, steps / _STEPS))
+        if self._count > _CLIMB_WARM_UP:
+            climb = max(climb, min(ratio / _CLIMB_RATIO, steps / _CLIMB_STEPS))
         return climb
 
     @property
@@ -216,7 +216,7 @@ class TrainingLoss(EvidenceSource):
     def words(self, name: str) -> str:
         what = f"{self._followed.name} {self._followed.loss:.4g}"
         if name == "loss_climb":
-            level = f"the median of the last {_LEVEL} is {self._level:.4g}"
+            level = f"the median of the last {_LEVEL_RECORDS} is {self._level:.4g}"
             return f"{what}, lowest {self._lowest:.4g} ({level})"
         if self._first:
             highest = max(self._first[:-_EVERY_STEP])

@@ -21,7 +21,7 @@ EXTRACTORS: dict[str, tuple[Callable[[Scene], Iterable[Row]], ...]] = {
     "spatial": (peers.unlike_numbers, peers.unlike_settings),
     "temporal": (hang.hang,),
     "places": (peers.recorders, peers.stacks),
-    "ends": (peers.done_alone, peers.not_finite),
+    "ends": (peers.finished_early, peers.not_finite),
 }  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def named_ranks(scene: Scene) -> Iterator[Row]:
             # A launcher reports consequences too, and watchdogs end processes by an abort. But one
             # exit alone is strong evidence.
             kind = "only exit" if is_symptom and len(implicated) == 1 else "implicated"
-            kind = kind if fault.follows or aborted else "accused"
+            kind = kind if fault.follows or aborted else "named as faulty"
             yield from _against(implicated, kind, "named in: {}", fault)
 
 
@@ -147,10 +147,10 @@ def processes(scene: Scene) -> Iterator[Row]:
         if fault.role == "cause" and fault.signature.rank:
             yield from _on_its_node(job, fault)
             tasks = sorted(_tasks_of_ray(job, fault))
-            yield from _against(tasks, "accused", "its process raised: {}", fault)
+            yield from _against(tasks, "named as faulty", "its process raised: {}", fault)
         if fault.role == "cause" or fault.has("hang"):
             owners = sorted(_owners(job, fault) - waited)
-            kind = "accused" if fault.role == "cause" else "implicated"
+            kind = "named as faulty" if fault.role == "cause" else "implicated"
             if index.is_minority(len(owners)):
                 yield from _against(owners, kind, "its process is named in: {}", fault)
 
@@ -236,7 +236,7 @@ def links(scene: Scene) -> list[Row]:
 def lost_hosts(scene: Scene) -> list[Row]:
     """Rows against the one node to which most lost connections led, by its name.
 
-    Of two nodes each names the other, so a node is named only where its own ranks name none; what
+    Two nodes name each other, so a node is named only where its own ranks name none; what
     is lost to the others is a consequence. An address that is not known to be a node's may be that
     of one of its network cards: it counts where no name does, and only where some ranks have no
     log, as the logs of all are better evidence.
@@ -248,12 +248,11 @@ def lost_hosts(scene: Scene) -> list[Row]:
         return []
     host = max(streams, key=lambda name: len(streams[name]))
     many, ports = len(streams[host]), len(lost[host])
-    # Of one log of a node, the connections are those of its ranks.
+    # The connections in the one log of a node are those of its ranks.
     losing = {name for fault in scene.faults if fault.has("connection") for name in fault.streams}
     nodes_losing = {short(job.node_of(job.streams[name]) or "") for name in losing}
     of_one = named and ports >= 2 and host not in nodes_losing
-    every = set().union(*streams.values())
-    if (many < 2 and not of_one) or many < MIN_AGREEING_SHARE * len(every):
+    if (many < 2 and not of_one) or many < MIN_AGREEING_SHARE * len(set().union(*streams.values())):
         return []
     nodes = {short(node): node for log in job.streams.values() if (node := job.node_of(log))}
     words = f"{ports} connections to it were lost, and none to another node"

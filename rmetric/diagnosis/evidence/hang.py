@@ -12,7 +12,12 @@ from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 
-from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone, time_span
+from rmetric.diagnosis.clock import (
+    CLOCK_TOLERANCE_SECONDS,
+    ZONE_TOLERANCE,
+    may_be_time_zone,
+    time_span,
+)
 from rmetric.diagnosis.evidence.scene import Row, Scene, divided
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
@@ -79,7 +84,7 @@ class _Ended:
         timed = [log.last_step or 0 for log, at in self.stepping if at.time is not None]
         times = []
         for log, at in self.stepping:
-            # Without a time, another entry of the same step is no progress.
+            # Without a time, another entry of the same step is not progress.
             if at.time is not None or (log.last_step or 0) > max(timed, default=-1):
                 known = self.scene.ordering.at_latest(at)
                 times.append(self.end if known is None else self.scene.ordering.dated(known))
@@ -95,7 +100,7 @@ class _Ended:
     @cached_property
     def later(self) -> list[tuple[float, Occurrence]]:
         """Those behind the last step that state a time themselves, if any does."""
-        # A note or a stack that states no time is no sign of progress beside lines that do.
+        # A note or a stack without a time is not a sign of progress beside lines with one.
         own = [pair for pair in self.entries if pair[1].time is not None] or self.entries
         return [pair for pair in own if self.last_step is None or pair[0] > self.last_step]
 
@@ -150,13 +155,13 @@ class _Ended:
         return [Row(other, "elsewhere", words, stage=awaited(both) or stated_stage(both))]
 
     def last_entries(self) -> dict[str, Occurrence]:
-        """Rank, or node, -> its last entry before the end that is no heartbeat."""
+        """Rank, or node, -> its last entry before the end that is not a heartbeat."""
         job, lasts = self.scene.job, dict[str, Occurrence]()
         present = [(peer, peer.stream) for peer in peers(job) if peer.stream is not None]
         many = MIN_SHARE_AT_TOP * len(present)
         for peer, stream in present:
             before = [at for at in stream.tail if self.is_before(at) and at.event not in self.beats]
-            # Ranks that lead have lines of their own, which are no evidence.
+            # Ranks that lead have lines of their own, which are not evidence.
             if before and not (peer.leads and len(job.events[before[-1].event].counts) < many):
                 lasts[peer.name] = before[-1]
         return lasts
@@ -166,7 +171,7 @@ class _Ended:
         ender = self.scene.job.streams[self.ending.first.stream]
         if entry.stream == ender.name and not ender.steps:
             time = self.scene.ordering.dated(entry)
-            if time is not None and abs(self.end - time) <= SAME_MOMENT:
+            if time is not None and abs(self.end - time) <= CLOCK_TOLERANCE_SECONDS:
                 return False
         if entry.event in self.scene.matched_events or _NO_PROGRESS.search(entry.text):
             return False
@@ -208,7 +213,7 @@ class _Ended:
         return 0.0, kind, max(least, MIN_RATIO * max(pauses, default=0.0))
 
     def rows(self) -> list[Row]:
-        """The row of the hang and those against ranks; none where the end was no hang's."""
+        """The row of the hang and those against ranks; none where the end was not a hang's."""
         if not self.entries:
             return []
         last_entry, last_step = self.entries[-1][0], self.last_step
@@ -240,8 +245,7 @@ def _without_zones(gap: float) -> float:
 
 
 def _later(seconds: float, at_least: str) -> str:
-    shown = seconds >= MIN_SHOWN_SECONDS
-    return f"{at_least}{time_span(seconds)} later" if shown else "later"
+    return f"{at_least}{time_span(seconds)} later" if seconds >= MIN_SHOWN_SECONDS else "later"
 
 
 def _end_of(text: str) -> str:

@@ -22,7 +22,7 @@ from rmetric.diagnosis.patterns.values import NumberOutlier, loss_not_finite, se
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.signature import (
     DIFFERENT,
-    FINISHED_ALONE,
+    FINISHED_EARLY,
     NOT_ENTERED,
     NOT_FINITE,
     SETTINGS_DIFFER,
@@ -108,12 +108,12 @@ def unlike_settings(scene: Scene) -> list[Row]:
     )
 
 
-def done_alone(scene: Scene) -> list[Row]:
+def finished_early(scene: Scene) -> list[Row]:
     """Rows against ranks that reached their planned end while the others failed."""
     alone = scene.alone if scene.faults else frozenset()
     words = f"states its planned end; {len(scene.job.active_streams) - len(alone)} others do not"
     return divided(
-        Row(name, "done alone", words, 1.0, FINISHED_ALONE, scene.job.streams[name].last)
+        Row(name, "finished early", words, 1.0, FINISHED_EARLY, scene.job.streams[name].last)
         for name in sorted(alone)
     )
 
@@ -249,8 +249,7 @@ class Unusual:
     def first_odd(self) -> Iteration[Occurrence] | None:
         """The first iteration that differs and from which the training did not recover."""
         lasting = (odd for odd in self._iterations if not odd.recovered)
-        key = self.scene.ordering.key
-        return min(lasting, key=lambda odd: key(odd.place), default=None)
+        return min(lasting, key=lambda odd: self.scene.ordering.key(odd.place), default=None)
 
     @property
     def _iterations(self) -> Collection[Iteration[Occurrence]]:

@@ -18,7 +18,7 @@ from rmetric.diagnosis.patterns.stacks import OddStack, assign, odd_stacks, stac
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
 from rmetric.diagnosis.pool import HealthyReference
 
-#: Behaviour of more than this share of the ranks is no evidence against one of them.
+#: Behaviour of more than this share of the ranks is not evidence against one of them.
 MAX_COMMON_SHARE = 0.5
 
 

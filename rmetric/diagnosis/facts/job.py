@@ -248,7 +248,7 @@ class Job:
 
     @cached_property
     def pids_named_by_programs(self) -> frozenset[str]:
-        """Process numbers in matches that are no kernel's kill."""
+        """Process numbers in matches other than a kernel's kill."""
         pids = (match.pids for match in self.matches.values() if "kernel kill" not in match.traits)
         return frozenset[str]().union(*pids)
 

@@ -311,7 +311,7 @@ class RankLayout:
     2. the distance that others of the same node have,
     3. the node's number, by its agent ("node_rank=2", "group_rank=2") or a list, times its ranks.
 
-    Of one node alone it is the global rank, without nodes that of the file's name; else unknown.
+    With one node it is the global rank, without nodes that of the file's name; else unknown.
     """
 
     def __init__(self, files: Files) -> None:

@@ -248,7 +248,6 @@ def _recurs(found: _Beginning, before: _Beginning, origin: Mark) -> bool:
     if len(shared) < max(min(len(counts), MIN_ENTRIES) if made_steps else MIN_ENTRIES, share):
         return False
     if made_steps:
-        whole = len(shared) >= max(MANY_ENTRIES, MIN_WHOLE_SHARE * len(counts))
-        return whole or mark.ended
+        return len(shared) >= max(MANY_ENTRIES, MIN_WHOLE_SHARE * len(counts)) or mark.ended
     times = sum(min(again[template], counts[template]) for template in shared)
     return times >= MIN_TIMES_SHARE * before.counts.total()

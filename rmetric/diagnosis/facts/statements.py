@@ -26,7 +26,7 @@ from rmetric.diagnosis.reading.text import WordIndex
 
 #: More than the ranks of any communicator: for a rank that is stated as the job's own.
 MANY_RANKS = 1 << 30
-#: Hosts of one list; a longer one is no list of hosts.
+#: Most hosts in one list; a longer list has other contents.
 MAX_HOSTS = 100_000
 #: Characters of a line's form; longer ones may state anything.
 LONGEST_FORM = 2000

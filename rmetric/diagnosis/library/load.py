@@ -3,7 +3,7 @@
 A signature is a mapping of the fields of `Signature`, and no others; docs/diagnosis.md has one.
 
 Patterns are those of the package `regex`, case-sensitive without (?i); ^ and $ stand for
-the ends of lines, for an entry may have many; a dot is no line break. A named group becomes a
+the ends of each line of an entry; a dot does not match a line break. A named group becomes a
 field of the match. Groups with a fixed meaning:
 
     rank, node, host   the one that the entry implicates; "2, 3" for several ranks

@@ -45,7 +45,7 @@ SLOW_RATIO = 3.0
 #: and so many seconds more: where times have whole seconds only, the second.
 MIN_EXCESS_SECONDS = 0.5
 MIN_EXCESS_WHOLE_SECONDS = 5.0
-#: Stages whose entries are no part of an iteration.
+#: Stages whose entries are not part of an iteration.
 ASIDE = ("load data", "compile", "evaluate", "checkpoint", "tear-down")
 #: Stands for the line that ends an iteration, for its words may change as training goes on: an
 #: estimate of the time left, a loss that is not yet known.
@@ -94,8 +94,7 @@ def usual_if_slow(kept: deque[float], seconds: float, steps: int) -> float | Non
     usual = median(before)
     whole = all((duration * steps).is_integer() for duration in (seconds, *before))
     least = (MIN_EXCESS_WHOLE_SECONDS if whole else MIN_EXCESS_SECONDS) / steps
-    three_sigma = fmean(before) + 3.0 * pstdev(before)
-    slow_from = max(three_sigma, SLOW_RATIO * usual, usual + least)
+    slow_from = max(fmean(before) + 3.0 * pstdev(before), SLOW_RATIO * usual, usual + least)
     return usual if seconds > slow_from else None
 
 
@@ -291,7 +290,7 @@ class IterationWatch(Generic[Place]):
             odd = [candidate for candidate in past.odd if not past.is_habit(candidate)]
             if not odd:
                 continue
-            # Of those with no long row of usual iterations behind them, the first.
+            # The first of those with no long row of usual iterations behind them counts.
             first, end = replace(odd[0].iteration, recovered=True), past.iterations
             for candidate in reversed(odd):
                 if end - candidate.number > RECOVERED:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
 
-#: Larger files are no dumps: a recorder keeps a few thousand collectives.
+#: Larger files are not dumps: a recorder keeps a few thousand collectives.
 MAX_BYTES_OF_DUMP = 1 << 29
 #: Keys that every dump has.
 _DUMP_KEYS = (b"pg_config", b"collective_seq_id")

@@ -254,8 +254,8 @@ class OddStack(NamedTuple):
 def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     """The few streams that stand in another function than most, or that alone await no other.
 
-    Of these, those that wait for data or a checkpoint keep the others waiting, which are left out.
-    Of several stacks of one rank the last counts; of a stream "" no more is known.
+    Those of them that wait for data or a checkpoint delay the others, which are left out.
+    The last of several stacks of one rank counts; no more is known of a stream "".
     """
     ranked = {stack.stream: stack for stack in stacks if stack.stream.startswith("rank ")}
     others = [stack for stack in stacks if stack.stream not in ranked]

@@ -37,7 +37,7 @@ _NAMED = re.compile(
     r"(?P<name>[A-Za-z][A-Za-z_/-]*(?: ?\([A-Za-z/ ]{1,12}\))?)\s?[ =:|]\s?"
     r"(?P<value>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|inf)(?![\w:/-]|\.\d)"
 )
-#: Names of identities and times, which are no quantities.
+#: Names of identities and times, which are not quantities.
 _NO_QUANTITY = re.compile(
     r"(?i)(?:^|[_ -])(?:rank|step|iteration|iter|epoch|pid|node|gpu|device|line)s?$"
 )
@@ -144,7 +144,7 @@ _SETTING = re.compile(r"v?\d+(?:[./]\d+){0,2}(?:[+-][A-Za-z][\w.]*)?")
 _SHARED = re.compile(
     r"(?i)(?:master|rendezvous|rdzv|coordinator|init_method|scheduler|chief|head)\D*$"
 )
-#: Names of identities and of what differs by chance, which are no settings.
+#: Names of identities and of what differs by chance, which are not settings.
 _NO_SETTINGS = re.compile(
     r"(?i)(?:^|[_ -])(?:(?:local|node|group|global|world|own|my|machine|worker|task)?[_ -]?"
     r"(?:rank|id|index|idx|num(?:ber)?)|pid|tid|ppid|process|thread|node|host(?:name)?|gpus?|device"
@@ -160,8 +160,7 @@ def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[tuple[str, 
     rank 0 logs otherwise: it has duties of its own.
     """
     usual = {key for sibling in siblings for key in _odd_settings(sibling)}
-    found = _odd_settings(job)
-    return [(key[0], words) for key, words in found.items() if key not in usual]
+    return [(key[0], words) for key, words in _odd_settings(job).items() if key not in usual]
 
 
 def _odd_settings(job: Job) -> dict[tuple[str, str], str]:
@@ -207,7 +206,7 @@ def _setting(words: Sequence[str], at: int) -> tuple[str, str] | None:
     return (name, value) if number or shared else None
 
 
-# -- a loss that is no longer finite, to the last step
+# -- a loss that is not finite any more, to the last step
 
 #: Least number of lines with such a loss; a scaler leaves out a step or two.
 MIN_LINES = 3

@@ -67,7 +67,7 @@ _COLLECTED = re.compile(_FRAGMENTS.COLLECTED.encode())
 _ZONED, _TRACED = re.compile(_FRAGMENTS.ZONED.encode()), re.compile(_FRAGMENTS.TRACED.encode())
 _TEED = re.compile(rb"\[rank(\d+)\]:\[rank(\d+)\]:")
 _LAUNCHES = re.compile(rb"--?nproc[_-]per[_-]node[= ]['\"]?(?:[2-9]|\d\d|gpu|auto)")
-#: Numbered words of prose and of training, which are no hosts.
+#: Numbered words of prose and of training, which are not hosts.
 _NO_HOST = re.compile(f"(?i){_FRAGMENTS.NUMBERED_WORD}|{_FRAGMENTS.NUMBERED_GPU}$".encode())
 #: The number of a GPU, or of a host that is called so.
 _OF_DEVICE = re.compile(rb"(?i)gpu(\d{1,2})")
@@ -143,7 +143,7 @@ class PrefixParser:
         counted, behind = _counted(cls()._rests(some)), None
         if _collected(cls(counted)._rests(some, 1)):
             behind = _counted(cls(counted, behind=())._rests(some))
-        # Of another rank than torchrun's prefix states: "[rank3]:[rank11]:".
+        # A second rank may differ from that of torchrun's prefix: "[rank3]:[rank11]:".
         teed = (found for line in lines if (found := _TEED.search(line, 0, TIME_HEAD)))
         role_is_rank = any(found[1] != found[2] for found in teed)
         launches = role_is_rank

@@ -49,7 +49,7 @@ _OF_EVENTS = ("type", "reason", "object")
 _PAYLOADS = ("jsonPayload", "protoPayload")
 _OF_TRAINING = frozenset(("step", "global_step", "iteration", "loss", "rank"))
 #: Bytes in which the list of a document begins, and those of it that are read.
-_NEAR, _MOST = 4096, 1 << 28
+_NEAR, _MAX_DOCUMENT_BYTES = 4096, 1 << 28
 _LIST, _NEXT = re.compile(r"\[\s*(?=\{)"), re.compile(r"[,\s]*(?=\{)")
 #: Records of which one must be a collector's, and those by which the order of all is known.
 _FIRST, _SAMPLE = 5, 1000
@@ -59,7 +59,7 @@ _SEEN = 1 << 16
 MIN_FALLS, MAX_RISES = 3, 0.02
 #: Bytes of a record, and of those given at a time.
 _LONGEST, _BLOCK = 1 << 22, 1 << 20
-_DEEPEST = 6
+_MAX_NESTING = 6
 _FOREIGN = re.compile(r"[^\w.-]+", re.ASCII)
 _DATE_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?"
 _STAMP, _TIME = re.compile(rf"{_DATE_TIME}\S*"), re.compile(_DATE_TIME.encode())
@@ -175,7 +175,7 @@ def _listed(blocks: Iterator[bytes]) -> Iterator[_Entry]:
     data = bytearray()
     for block in blocks:
         data += block
-        if len(data) > _MOST:
+        if len(data) > _MAX_DOCUMENT_BYTES:
             break
     text, streams = data.decode("utf-8", "replace"), list[_Entry]()
     found, decoder, number, before = _LIST.search(text), json.JSONDecoder(), 1, 0
@@ -274,7 +274,7 @@ def _flat(record: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterat
         name = f"{before}{key.lower()}"
         if not isinstance(value, dict):
             yield name, value
-        elif depth < _DEEPEST:
+        elif depth < _MAX_NESTING:
             yield from _flat(value, f"{name}.", depth + 1)
 
 

@@ -49,7 +49,7 @@ _MARKS = (
 _COUNTED = (re.compile(rb"(?=[ \d]{6,}\t) *(\d{1,9})\t"), re.compile(rb"(\d{1,9})[:-]"),
             re.compile(rb"\[(\d{1,9})\](?: |$)"))  # fmt: skip
 #: Share of the lines that a mark needs; lines, and their texts without digits, that numbers need.
-_MOST, _MANY, _MANY_KINDS, _DEEPEST = 0.9, 5, 6, 3
+_MIN_MARK_SHARE, _MANY, _MANY_KINDS, _MAX_LAYERS = 0.9, 5, 6, 3
 
 Layers = list[re.Pattern[bytes]]
 
@@ -144,8 +144,8 @@ def _layers(lines: Sequence[bytes]) -> Layers:
     """What stands before the lines of a file that begins so, the outermost first."""
     sample = list(islice((line for line in lines if line.strip()), SAMPLE))
     layers = Layers()
-    while len(sample) >= FEWEST and len(layers) < _DEEPEST:
-        enough = _MOST * len(sample)
+    while len(sample) >= FEWEST and len(layers) < _MAX_LAYERS:
+        enough = _MIN_MARK_SHARE * len(sample)
         marks = (mark for mark in _MARKS if sum(map(bool, map(mark.match, sample))) >= enough)
         layer = next((num for num in _COUNTED if _numbers(num, sample)), None) or next(marks, None)
         blank = min((line[: -len(line.lstrip(b" \t"))] for line in sample), key=len)
@@ -300,7 +300,7 @@ class LogSource:
     def sample(self) -> list[bytes]:
         """Lines of its beginning, which is not read again by the next `chunks`, and of its rest.
 
-        Of the rest of a packed file, of UTF-16 or of a collector's export there are none.
+        A packed file, UTF-16 and a collector's export give no lines of their rest.
         """
         held, blocks, size = list[list[bytes]](), self.chunks(), 0
         while size < SAMPLED and (lines := next(blocks, None)) is not None:

@@ -33,7 +33,7 @@ _TIME_KEY = re.compile(
 )
 #: Before a clock time stands a date's number.
 _HINT = re.compile(r"\d[,T :_-]+[0-2]?\d:[0-5]\d:[0-6]\d|(?<!\d)1\d{9}|\d\.\d{6}\]|^\d,\d+,\d+,")
-#: Of lines with "0" for each number: a date's end and a clock time; a number, with its point.
+#: A date's end and a clock time, and a number with its point, where "0" replaces each number.
 _PLAIN_CLOCK, _PLAIN_NUMBER = re.compile(r"0[,T :_-]+0:0:0"), re.compile(r"0(\.)?")
 
 
@@ -129,7 +129,7 @@ def _date(parts: dict[str, str]) -> tuple[int, int, int]:
         first, middle, last = (int(parts[name]) for name in ("first", "middle", "last"))
         if first > 12 and last > 99:
             return last, middle, first
-        # A first number that is no month is a year of two digits.
+        # A first number above 12 is a year of two digits.
         return (2000 + first, middle, last) if first > 12 else (last % 100 + 2000, first, middle)
     month = parts["month"]
     number = int(month) if month.isdecimal() else _MONTHS.index(month.lower()) + 1

@@ -41,7 +41,7 @@ from rmetric.telemetry.sources import ReplayedReadings
 MOST_NEWS = 200
 #: Panels of a run's page that are shown here too.
 _PANELS = ("loss", "gradient_norm", f"score_{OURS}")
-#: Of a training log's steps, beyond which a step of the logs is not of the same count.
+#: A step of the logs beyond this share of a training log's steps is of another count.
 _BEYOND = 0.1
 #: Seconds; what is earlier has no year, or counts from a machine's start.
 FIRST_TIME = 1e8

@@ -207,7 +207,7 @@ def where(diagnosis: Diagnosis) -> str:
         more = len(close) - _MOST_NAMED
         return f"{named} and {more} more" if more > 0 else named
     event = shown(diagnosis)
-    # The first stream of a symptom, an echo or an end from outside is no place of the failure.
+    # The first stream of a symptom, an echo or an end from outside is not the place of the failure.
     if diagnosis.cause is None or event is None or event.role != "cause" or not event.who:
         return ""
     first = plain(event.who[0]) + " first" * (len(event.who) > 1)
@@ -253,7 +253,7 @@ def clock(seconds: float, *, date: bool = True) -> str:
     try:
         days = "" if not date else "%m-%d " if seconds < NO_YEAR[1] else "%Y-%m-%d "
         return datetime.fromtimestamp(seconds, timezone.utc).strftime(f"{days}%H:%M:%S")
-    except (ValueError, OverflowError, OSError):  # a number that is no time
+    except (ValueError, OverflowError, OSError):  # the number is not a time
         return f"time {seconds:g} s"
 
 
@@ -339,7 +339,7 @@ def _echoes(diagnosis: Diagnosis, quoted: Evidence | None) -> str:
     others = len(first.who) - 1
     if others > 0:  # of more than eight, eight are known
         who += f" and {'7 or more others' if others >= 7 else counted(others, 'other')}"
-    # The name of the only file is no information.
+    # The name of the only file adds nothing.
     alone = diagnosis.job.get("files") == 1 and first.who == (first.file,)
     start = f"{late}: " if alone else f"{late} on {who}: "
     text = plain(first.why).rstrip(".") or excerpt(first)

@@ -18,7 +18,7 @@ OUTCOMES = {
 #: From here on a diagnosis is called sure; below `LIKELY` it is offered as a candidate only.
 SURE = 0.8
 LIKELY = 0.5
-#: Of further suspects, how much less than the first one's score theirs may be to stand beside it.
+#: How much lower than the first suspect's score a further one's may be to stand beside it.
 SCORE_GAP = 0.1
 #: At most so many nodes are named (L4, section 4.3).
 MAX_NODES = 8

@@ -224,8 +224,7 @@ def together(layout: Layout) -> int:
 
 def shard_block(layout: Layout) -> int:
     """GPUs of a stage that hold one whole set of shards, in whole groups of `together`."""
-    block = layout.num_gpus // (layout.pipeline * layout.replicas)
-    return lcm(block, together(layout))
+    return lcm(layout.num_gpus // (layout.pipeline * layout.replicas), together(layout))
 
 
 @lru_cache(maxsize=4096)

@@ -21,9 +21,9 @@ from rmetric.guard.planner.cluster import Gpu, Reach
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.problem import Engine, Problem, Split
 
-#: Of one logit, while the loss is computed: it in fp32, and its gradient.
+#: Bytes of a logit while the loss is computed: it in fp32, and its gradient.
 LOGIT_BYTES = 8
-#: Of one parameter of what FSDP has gathered: two layers of bf16 weights (one at work, one
+#: Bytes of a parameter that FSDP has gathered: two layers of bf16 weights (one at work, one
 #: fetched ahead), and one layer's gradients in bf16 and, to be reduced, in fp32.
 GATHERED_BYTES = 2 * 2 + 2 + 4
 #: Seconds a layer that the processor takes to start the kernels of one micro-batch: about
@@ -108,7 +108,7 @@ def activation_bytes(model: ModelShape, *, flash_attention: bool = True) -> tupl
     common = (8 + 2 * model.dropout) * model.hidden + attention + scores
     per_width = 6 if model.gated else 4
     dense = common + per_width * model.ffn
-    # Of each copy of a token: its input and output at the expert, and the width between.
+    # Each copy of a token has its input and output at the expert, and the width between.
     copies = model.experts_per_token * (4 * model.hidden + per_width * model.expert_ffn)
     experts = common + copies + per_width * model.shared_expert_ffn + 4 * model.experts
     return dense, experts
@@ -319,7 +319,7 @@ def _waiting_for_weights(
 ) -> tuple[float, float]:
     """Seconds of a micro-batch by which moving the weights takes longer than the products.
 
-    Of a dense layer and of one with experts; `work`: seconds of an operation, `moved`: bytes.
+    For a dense layer and for one with experts; `work`: seconds of an operation, `moved`: bytes.
     """
     each = moved / (layout.tensor * gpu.memory_bandwidth)
     per_width = 2 * (3 if model.gated else 2) * model.hidden * work

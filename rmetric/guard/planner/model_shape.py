@@ -304,8 +304,7 @@ def _shape(entry: dict[str, Any], sequence: int | None) -> ModelShape:
 
 
 def _own(entry: dict[str, Any], sequence: int | None) -> ModelShape:
-    known = {field.name for field in fields(ModelShape)}
-    if unknown := sorted(set(entry) - known):
+    if unknown := sorted(set(entry) - {field.name for field in fields(ModelShape)}):
         raise ValueError(f"unknown keys: {', '.join(unknown)}")
     heads, hidden = _number(entry, "heads"), _number(entry, "hidden")
     given = {"kv_heads": heads, "head_size": hidden // heads, **entry}

@@ -106,7 +106,7 @@ class Split(NamedTuple):
 
 
 class EngineSettings(NamedTuple):
-    """What an engine is told of a layout: values for JSON, and lines for the terminal."""
+    """An engine's settings for a layout: values for JSON, and lines for the terminal."""
 
     values: Any
     text: str

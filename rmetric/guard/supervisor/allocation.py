@@ -167,8 +167,7 @@ class ShrinkData:
         if most <= self.batch:
             options.append("--uneven-batch (the training splits it by rmetric.guard.batch_share)")
         if other := self.nearest(most, LARGEST_CHANGE):
-            change = other / self.batch - 1
-            options.append(f"--allow-batch-change (batch {other}, {change:+.1%})")
+            options.append(f"--allow-batch-change (batch {other}, {other / self.batch - 1:+.1%})")
         would = f": {' or '.join(options)} would use all {most}" if options else ""
         micro = f"micro-batches of {self.layout.micro_batch}"
         return f"{kept}; {counted(most, 'copy')} with {micro} do not divide it{would}"

@@ -328,13 +328,11 @@ class Core:
         self.phase, self._then, self._until = "saving", then, deadline
         self._failure = failure
         noted = [WriteJournal("failure", words, failure=failure)] if failure else []
-        request = RequestCheckpoint(source, words, fatal=True, stop=True)
-        return [*noted, request, SetTimer(deadline)]
+        return [*noted, RequestCheckpoint(source, words, fatal=True, stop=True), SetTimer(deadline)]
 
     def _failed(self, time: float, failure: LaunchFailure) -> Iterable[Action]:
         self._failure = failure
-        lived = time - self._launched_at
-        at_once = not self._stepped and lived < AT_ONCE_SECONDS
+        at_once = not self._stepped and time - self._launched_at < AT_ONCE_SECONDS
         same = at_once and failure.signature == self._at_once and failure.lasting
         self._at_once = failure.signature if at_once else ""
         noted = WriteJournal("failure", failure.words, failure=failure)

@@ -21,7 +21,7 @@ from rmetric._util.durable import no_follow
 from rmetric.guard.run_folder import Heartbeat
 from rmetric.guard.supervisor import Settings
 from rmetric.guard.supervisor.allocation import Allocation, Gpu
-from rmetric.guard.supervisor.processes import GONE, STOPPED, states_of
+from rmetric.guard.supervisor.processes import GONE, SUSPENDED, states_of
 
 #: Bytes read from the end of a log.
 TAIL = 64 * 1024
@@ -155,7 +155,7 @@ def explain_hang(
         least = min(other.step for other in others)
         who = f"rank {rank} is at step {first.step}, the others at {least} or later"
     states = states or {}
-    odd = [r for r, state in states.items() if state in (*STOPPED, *GONE)]
+    odd = [r for r, state in states.items() if state in (*SUSPENDED, *GONE)]
     if len(odd) == 1 < len(states):
         named = odd[0]
         # A stopped process does not incriminate its GPU.

@@ -83,8 +83,7 @@ class Program:
             end = launcher_end(filled)
             alone = [] if chosen else ["--standalone"]
             return {node: [*filled[:end], *alone, *filled[end:]] for node in allocation.gpus}
-        first = next(iter(allocation.gpus))
-        filled = with_option(filled, "master-addr", self.master or first)
+        filled = with_option(filled, "master-addr", self.master or next(iter(allocation.gpus)))
         filled = with_option(filled, "master-port", str(port))
         return {
             node: with_option(filled, "node-rank", str(rank))
@@ -113,8 +112,7 @@ class Program:
             return command
         variables = [f"{name}={value}" for name, value in environment.items()]
         there = ["env", "-C", str(Path.cwd()), *variables, *command]
-        remote = Path(prefix[0]).name == "ssh"
-        return [*prefix, *(map(shlex.quote, there) if remote else there)]
+        return [*prefix, *(map(shlex.quote, there) if Path(prefix[0]).name == "ssh" else there)]
 
 
 def fill(arguments: Sequence[str], layout: Layout) -> list[str]:
@@ -302,7 +300,7 @@ def require_psutil() -> None:
 
 
 #: Statuses of psutil, by which a rank is stopped, and its process no longer there.
-STOPPED, GONE = ("stopped", "tracing-stop"), ("gone", "zombie", "dead")
+SUSPENDED, GONE = ("stopped", "tracing-stop"), ("gone", "zombie", "dead")
 
 
 def states_of(beats: Mapping[int, Heartbeat]) -> dict[int, str]:

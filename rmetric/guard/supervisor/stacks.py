@@ -27,7 +27,7 @@ from rmetric._util.errors import error_text
 from rmetric.guard.run_folder import STACK_SIGNAL, Heartbeat, RunFolder
 from rmetric.guard.supervisor import nccl_ras
 from rmetric.guard.supervisor.journal import launch_log, read_journal
-from rmetric.guard.supervisor.processes import GONE, STOPPED, Program, require_psutil, states_of
+from rmetric.guard.supervisor.processes import GONE, SUSPENDED, Program, require_psutil, states_of
 from rmetric.guard.trust import make_private
 from rmetric.telemetry.nvml import NvmlEvents
 
@@ -64,7 +64,7 @@ def collect(folder: RunFolder, into: Path) -> list[str]:
         state, text, source, recorder = states[beat.rank], "", "none", ""
         if state not in GONE:
             recorder = _recorder(beat, into)
-            if state not in STOPPED:  # where a stopped one was explains nothing
+            if state not in SUSPENDED:  # where a stopped one was explains nothing
                 text, source = _stack(folder.heartbeats / f"rank-{beat.rank}.stacks", beat.pid)
         if text:
             write_atomically(into / f"rank_{beat.rank}.txt", [text.encode()])
@@ -79,7 +79,7 @@ def collect(folder: RunFolder, into: Path) -> list[str]:
         looks = list(pool.map(look, beats.values()))
     stated = reply.result()
     lines = [f"[rank{rank}]: step {beat.step}\n" for rank, beat in beats.items()]
-    lines += [f"[rank{r}]: State:\tT (stopped)\n" for r in beats if states[r] in STOPPED]
+    lines += [f"[rank{r}]: State:\tT (stopped)\n" for r in beats if states[r] in SUSPENDED]
     lines += [f"{line}\n" for line in stated]
     write_atomically(into / f"processes-{here}.log", ["".join(lines).encode()])
     return looks + stated + _gpu_use()

@@ -197,8 +197,7 @@ class Supervisor:
             if number == SAVING:
                 self._later(self._send, self.core.checkpoint_requested, "signal", "SIGUSR1")
             else:
-                now = time.monotonic()
-                self._later(self._send, self.core.signal_received, now, number)
+                self._later(self._send, self.core.signal_received, time.monotonic(), number)
 
         before = {number: signal.signal(number, on_signal) for number in (*ENDING, SAVING)}
         try:
@@ -280,8 +279,7 @@ class Supervisor:
                 self._spare = None
             else:
                 name = f"{self._token}-{launch.number + 1}"
-                ranks = launch.allocation.per_node
-                self._spare.start(self.program.arguments, name, ranks)
+                self._spare.start(self.program.arguments, name, launch.allocation.per_node)
         for words in self.folder.take_problems():
             self._record("trouble", words=words)
         if launch and self.echo:

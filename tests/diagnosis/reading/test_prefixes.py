@@ -72,8 +72,7 @@ def test_a_counted_form_counts_where_the_lines_agree(form, rank, more):
 def test_prefixes_stack(outer, inner, host):
     pairs = [(written(outer, at % 16)[0], *written(inner, at % 16, host)[:2]) for at in range(64)]
     lines = ["".join(pair).encode() for pair in pairs]
-    learnt = PrefixParser.learn(lines)
-    who, start = learnt.split(lines[5])
+    who, start = PrefixParser.learn(lines).split(lines[5])
     assert who.kinds == (outer, inner)
     assert lines[5][start:].decode() == pairs[5][2]
 

@@ -266,7 +266,7 @@ def test_latent_attention_costs_what_its_matrices_do():
 
 
 def settings_of(engine, layout, recompute=False, *, layers=32, **options):
-    """What an engine is told of a layout of the Llama above, of a number of layers."""
+    """An engine's settings for a layout of the Llama above, of a number of layers."""
     model = ModelShape.from_json({**LLAMA, "num_hidden_layers": layers})
     batch, options = BatchSpec(samples=layout.global_batch), PlanOptions(**options)
     problem = problem_of(model, Cluster.of([8]), batch, engine, options)

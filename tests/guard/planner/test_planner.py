@@ -174,8 +174,7 @@ def test_a_smaller_change_is_taken_within_the_margin(question, data):
     )
 
     def changes(option):
-        pairs = zip(family(option.layout), family(current), strict=True)
-        return sum(a != b for a, b in pairs)
+        return sum(a != b for a, b in zip(family(option.layout), family(current), strict=True))
 
     enough = (1 - margin) * rate(free)
     assert rate(found) >= enough
@@ -186,8 +185,7 @@ def test_a_smaller_change_is_taken_within_the_margin(question, data):
 @given(questions(), st.sampled_from([0.0, 0.1, 0.4]))
 def test_a_batch_that_may_change_stays_near_and_never_makes_it_worse(question, change):
     model, cluster, batch, engine = question
-    loose = replace(batch, largest_change=change)
-    found = plan(model, cluster, loose, engine=engine)
+    found = plan(model, cluster, replace(batch, largest_change=change), engine=engine)
     assert rate(found) >= rate(plan(model, cluster, batch, engine=engine)) * (1 - 1e-12)
     if found.best is not None:
         became = found.best.layout.global_batch

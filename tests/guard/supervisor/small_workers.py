@@ -77,8 +77,7 @@ def wait_for_all(folder: RunFolder, step: int, options: argparse.Namespace) -> N
     """No rank is a step ahead, as where gradients are reduced."""
     launch = os.environ[LAUNCH_VARIABLE]
     while True:
-        beats = folder.beats(launch).values()
-        if sum(beat.step >= step for beat in beats) == options.ranks:
+        if sum(beat.step >= step for beat in folder.beats(launch).values()) == options.ranks:
             return
         time.sleep(0.003)
 

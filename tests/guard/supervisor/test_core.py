@@ -75,7 +75,7 @@ STEPS = [("step_reached", n, 0) if n % 3 == 2 else None for n in range(20)]
     ("before", "waits"),
     [
         (STEPS, [1.0, 2.0, *[0.0, 2.0, 4.0] * 6]),
-        ([("step_reached", 40, 0)] * 4, [0.0, 2.0, 4.0, 8.0]),  # the same again is no progress
+        ([("step_reached", 40, 0)] * 4, [0.0, 2.0, 4.0, 8.0]),  # the same again is not progress
         ([None] * 10, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0]),
     ],
     ids=["steps", "same", "cap"],
@@ -209,8 +209,7 @@ TWO_NODES = {"a": (0, 1), "b": (0, 1)}
     ],
 )
 def test_no_gpu_or_node_is_dropped_without_evidence_or_rest(pool, failure):
-    machine = started(pool, suspect_after=1)
-    assert kinds(fails(machine, 1.0, **failure)) == [WriteJournal, SetTimer]
+    assert kinds(fails(started(pool, suspect_after=1), 1.0, **failure)) == [WriteJournal, SetTimer]
 
 
 def test_a_node_that_cannot_be_reached_is_dropped():

@@ -37,7 +37,7 @@ Warnings
 TIMEOUT
   Encountered 2 communication timeouts while gathering communicator data
 """
-#: Before 2.26 the operations are not told apart.
+#: Before 2.26 the operations are not distinguished.
 DEAD_AND_BEHIND = f"""{HEAD}DEAD
   1 job process is considered dead (unreachable via the RAS network)
   Process 7 on node 172.16.64.214 managing GPU 1

@@ -97,8 +97,7 @@ class TestPulse:
     def test_one_silent_rank_is_enough(self, tmp_path):
         tracker = self.tracker(tmp_path, hang_seconds=10.0)
         assert tracker.look({0: beat(0, 3), 1: beat(1, 3)}, 0.0) is None
-        failure = tracker.look({0: beat(0, 4), 1: beat(1, 3)}, 11.0)
-        assert failure.rank == 1
+        assert tracker.look({0: beat(0, 4), 1: beat(1, 3)}, 11.0).rank == 1
 
     def test_a_clock_that_is_wrong_is_no_hang(self, tmp_path):
         tracker = self.tracker(tmp_path, hang_seconds=10.0)
@@ -417,8 +416,7 @@ def test_a_line_at_the_terminal(line, words):
 def test_without_gpus_a_launch_names_processes():
     line = {"time": 0.0, "event": "launch", "launch": 1, "words": "DP2", "gpus": {"": [0, 1]}}
     assert console_line(line, "process")[9:] == "launch 1: DP2, 2 processes"
-    plan = ShrinkData(Layout(data=2), None, "process")
-    found = plan({"": (0, 1)}, None)
+    found = ShrinkData(Layout(data=2), None, "process")({"": (0, 1)}, None)
     assert (str(found), found.words) == ("TP1 x PP1 x DP2", "2 processes in 2 copies")
     assert "batch 6 = 1 x 3 x 2" in str(ShrinkData(Layout(data=2), 6)({"": (0, 1)}, None))
 

@@ -269,8 +269,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
     lines = []
     runner = supervisor(tmp_path)
     runner._print_line = lines.append
-    no_space = OSError(28, "No space left on device")
-    full = Mock(side_effect=chain([None] * 3, repeat(no_space)))
+    full = Mock(side_effect=chain([None] * 3, repeat(OSError(28, "No space left on device"))))
     monkeypatch.setattr("rmetric.guard.supervisor.journal.os.fsync", full)
     assert runner.run() == 0
     assert any("No space left" in line for line in lines)
