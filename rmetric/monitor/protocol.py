@@ -57,7 +57,7 @@ SLIPS = {
     "every verdict is true: pass check_before_step(loss, gradient_norm=norm) what clip_grad_norm_ "
     "returned, or leave skipping to the action SkipStep",
     "validation_loss": "no evaluation so far had the metric {name!r}, so no validation loss is "
-    "recorded; it had {found}: name yours as RMetricCallback(validation_loss=...)",
+    "recorded; it had {found}: pass yours to the callback as validation_loss=NAME",
 }
 
 
