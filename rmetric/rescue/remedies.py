@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from rmetric.monitor.fsdp import OwnReduceScatter, reduce_scatter_of
 from rmetric.monitor.gradients import is_sharded
-from rmetric.rescue.snapshot import put, settings_of
+from rmetric.rescue.snapshot import assign_in_place, settings_of
 
 
 class PlannedSettings:
@@ -39,7 +39,7 @@ class PlannedSettings:
             if rates is not None:
                 planned["lr"] = rates[place]
             for key, value in planned.items():
-                put(group, key, value)
+                assign_in_place(group, key, value)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The planned settings that are numbers, as plain values."""
@@ -54,7 +54,7 @@ class PlannedSettings:
         if len(groups) == len(self._groups):
             for group, planned in zip(self._groups, groups, strict=True):
                 for key, value in planned.items():
-                    put(group, key, tuple(value) if isinstance(value, list) else value)
+                    assign_in_place(group, key, tuple(value) if isinstance(value, list) else value)
 
     def _rates(self, schedulers: Iterable[Any]) -> list[Any] | None:
         for scheduler in schedulers:

@@ -191,7 +191,7 @@ def _load(part: Any, method: str, state: Any) -> None:
     getattr(part, method)(copy.deepcopy(state))
 
 
-def put(values: dict[Any, Any], key: Any, value: Any) -> None:
+def assign_in_place(values: dict[Any, Any], key: Any, value: Any) -> None:
     """Set a value; one that is a tensor, which a compiled optimiser holds on to, in its place."""
     there = values.get(key)
     if isinstance(there, Tensor) and isinstance(value, (Tensor, int, float)):

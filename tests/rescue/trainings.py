@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import rmetric.rescue.evidence as evidence_module
+import rmetric.rescue.judgement as judgement_module
 from rmetric.monitor import Monitor, MonitorConfig
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue.policy import Evidence
@@ -80,13 +80,13 @@ def bad(at, *, since=None, times=1, kind="unknown", worker=None):
 
 @contextlib.contextmanager
 def instead_of_detector(evidence_of):
-    before = evidence_module.evidence_of
+    before = judgement_module.evidence_of
     if evidence_of is not None:
-        evidence_module.evidence_of = evidence_of
+        judgement_module.evidence_of = evidence_of
     try:
         yield
     finally:
-        evidence_module.evidence_of = before
+        judgement_module.evidence_of = before
 
 
 def train(

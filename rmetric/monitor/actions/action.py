@@ -254,7 +254,7 @@ class CutLearningRate(Action):
         logger.warning("rmetric: learning rate %s (%s)", change, alert)
         self._ratio_of_cut = ratios[0]
         self._rate = monitor.weights_step + 1, float(groups[0]["lr"])
-        monitor.acted(f"learning rate {change}")
+        monitor.record_change(f"learning rate {change}")
 
     def record(self, record: Record, monitor: Monitor) -> None:
         """Report it once if a scheduler has taken the last cut back."""
