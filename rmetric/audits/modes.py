@@ -131,7 +131,7 @@ class Modes(Audit):
 
     def on_evaluation(self, training: Training) -> Iterable[Finding]:
         if self._at_work:
-            # Who averages passes over the same input wants the dropout.
+            # Passes over the same input may be averaged over the dropout on purpose.
             severity: Severity = "hint" if self._sampled else "error"
             kind = "training_mode_in_evaluation"
             yield from self.find(kind, training.step, severity, layer=self._at_work)

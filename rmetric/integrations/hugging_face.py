@@ -158,7 +158,7 @@ class HuggingFaceCallback(MonitorCallback, TrainerCallback):
         self._training.enter_context(replaced(owner, name, observed))
 
     def _take(self, take: Callable[[Any], None], result: Any) -> None:
-        """An exception in `take` is ours: it costs the monitor, not the training."""
+        """Call `take`; an exception in it disables the monitor, and the training continues."""
         try:
             take(result)
         except Exception as error:

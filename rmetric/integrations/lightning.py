@@ -133,7 +133,7 @@ class LightningCallback(MonitorCallback, Callback):
             try:
                 norm = torch.linalg.vector_norm(tensor_norms(gradients_of(self.monitor.parameters)))
                 self._norm = _without_scale(trainer, norm)
-            except Exception as error:  # of ours: it costs the monitor, not the training
+            except Exception as error:  # an error of ours must not end the training
                 self.monitor.disable("on_after_backward", error)
 
     def on_before_optimizer_step(

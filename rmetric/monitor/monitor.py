@@ -131,8 +131,8 @@ class Monitor:
             with a minus (``"-resume"``) of those that are left out.
 
     Raises:
-        TypeError: an argument is not of that kind. So does a call of a loop with a number that is
-            none, until a step has been checked; later one warning reports that.
+        TypeError: an argument has another type. So does a call of a loop with a wrong number, until
+            a step has been checked; later one warning reports that.
 
     Attributes:
         step: steps checked so far.
@@ -223,7 +223,7 @@ class Monitor:
         self._recorder.removers += self._steps.install()
         self._recorder.sees_updates = self._steps.hooked
         if is_distributed() and self.config.exchange:
-            # Of actions that run on one rank alone the others need not know.
+            # The other ranks need not know of actions that run on one rank alone.
             waits_for_norm = self._recorder.sharded and any(
                 a.needs_verdict_now and a.on_all_ranks for a in self._delivery.actions
             )
@@ -279,7 +279,7 @@ class Monitor:
         """Measure a step that is about to be taken, and complete the record of the last one.
 
         Args:
-            loss: of this step, nats per token; None where `micro_batch` was given them.
+            loss: of this step, nats per token; None where `micro_batch` was called with it.
             gradient_norm: before clipping, where the loop has it already (it is what
                 clip_grad_norm_ returns); it spares a pass over the gradients.
 

@@ -143,7 +143,7 @@ class Protocol:
     def finished(self, record: Record, *, sharded: bool, own_norm: bool) -> None:
         """Look at a complete record; `own_norm`: the loop has not passed the norm in.
 
-        Of a sharded model it may not be known.
+        The norm of a sharded model may be missing.
         """
         norm = record.gradient_norm
         if own_norm and norm is not None and isfinite(norm) and "clipped" not in self.slips:

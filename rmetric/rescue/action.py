@@ -234,12 +234,12 @@ class Rescue(Action):
             self._removers.append(hook.remove)
         self._removers.append(self._workers.remove)
         if not isinstance(monitor.detector("calibrated"), CalibratedDetector):
-            logger.warning("rmetric: rescue without the calibrated detector sees bad steps alone")
+            logger.warning("rmetric: without the calibrated detector rescue sees only bad steps")
         self.is_on = True
 
     def record(self, record: Record, monitor: Monitor) -> None:
         def take() -> None:
-            # Of a single process the workers of a record are its micro-batches.
+            # The workers of a record of a single process are its micro-batches.
             workers = self._workers.left if self._workers.ranks > 1 else []
             detector, alone = monitor.detector("calibrated"), self._agreement is None
             self._judgement.take_record(record, detector, workers, alone=alone)

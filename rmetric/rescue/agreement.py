@@ -49,7 +49,7 @@ class Agreement:
 
     def __init__(self, judgement: Judgement) -> None:
         self._judgement, self.ranks = judgement, Ranks()
-        # Of the policy: in the newest ballots, and in those before, on which the ranks agreed.
+        # States of the policy in the newest ballots and in those before, which the ranks agreed on.
         self._posted = self._agreed = PolicyState()
         self.has_recovered: bool | None = None  # the loss, on all ranks, by their last ballots
         self._words = ""  # of the evidence that was sent last

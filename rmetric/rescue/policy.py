@@ -29,7 +29,7 @@ INVISIBLE_IN_LOSS = ("not_finite", "no_update")
 SAME_PLACE = 2
 #: Remedies that a policy may be allowed to use.
 REMEDIES = ("leave_out", "worker", "settings", "data", "retry", "hold")
-#: Of `RescueConfig.every`, and the distance that it begins with.
+#: Value of `RescueConfig.every` for a distance by cost, and the distance that it begins with.
 AUTO, _EVERY = "auto", 10
 _PROBATION = 20
 #: Steps beyond the evidence of which the data are left out at most: each has to be drawn.

@@ -1,4 +1,4 @@
-"""The callback in trainings whose program nobody edits: `rmetric run -- COMMAND`.
+"""The callback in trainings whose program is not edited: `rmetric run -- COMMAND`.
 
 The folder of this package is put on PYTHONPATH. Each Python of the command finds its
 `sitecustomize` there, which waits for a trainer's module to be imported. `attach` then lets the
@@ -61,7 +61,7 @@ def lightning_callbacks() -> list[Any]:
             return []
         settings = settings_of(os.environ)
         return [import_module("rmetric").LightningCallback(**settings)]
-    except Exception as error:  # of ours: it costs the monitor, not the training
+    except Exception as error:  # an error of ours must not end the training
         logger.error("rmetric: %s: no training is watched", error)
         return []
 
@@ -69,7 +69,7 @@ def lightning_callbacks() -> list[Any]:
 def attach(module: ModuleType) -> None:
     """Let the class `Trainer` of a module, and its subclasses, begin trainings with a callback.
 
-    Only then, and not when a trainer is made, is it known that nobody else adds one.
+    Only then, and not when a trainer is made, is it known whether it has a callback of its own.
     """
     package = module.__name__.partition(".")[0]
     method, integration, name, add = _WAYS.get(package, _LIGHTNING)
@@ -79,7 +79,7 @@ def attach(module: ModuleType) -> None:
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             add(self, getattr(import_module(f"rmetric.integrations.{integration}"), name))
-        except Exception as error:  # of ours: it costs the monitor, not the training
+        except Exception as error:  # an error of ours must not end the training
             logger.error("rmetric: %s: this training is not watched", error)
         return begin(self, *args, **kwargs)
 

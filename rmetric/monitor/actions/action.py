@@ -24,9 +24,9 @@ logger = logging.getLogger("rmetric")
 
 #: In `on`: the decisions of a rescue.
 RESCUE = "rescue"
-#: Of a parameter group; schedulers keep the last three there.
+#: Rates of a parameter group; schedulers keep the last three there.
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
-#: Of a scheduler, one value a parameter group.
+#: Rates of a scheduler, each a list with one value for each parameter group.
 BASE_RATES = ("base_lrs", "max_lrs")
 
 
@@ -306,7 +306,7 @@ def as_action(action: Action | Callable[[Alert], None]) -> Action:
     """A plain function becomes a Callback. Raises TypeError for what is neither."""
     if isinstance(action, type):
         name = action.__name__
-        raise TypeError(f"{name} is a class and no action: an object is needed, {name}()")
+        raise TypeError(f"{name} is a class, not an action: pass an object, {name}()")
     if isinstance(action, Action):
         return action
     if callable(action):
