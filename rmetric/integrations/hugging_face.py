@@ -57,10 +57,7 @@ class HuggingFaceCallback(MonitorCallback, TrainerCallback):
 
     def setup(self, *_: Any, **__: Any) -> None:
         """Refuse to run in Lightning, which calls this."""
-        raise TypeError(
-            "HuggingFaceCallback is for the Hugging Face Trainer: in Lightning pass "
-            "rmetric.LightningCallback"
-        )
+        raise TypeError("Lightning's Trainer takes rmetric.LightningCallback instead")
 
     #: Lightning asks for these beside it, and shows what the last one raises.
     state_key, on_exception = "HuggingFaceCallback", setup

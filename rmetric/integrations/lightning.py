@@ -71,10 +71,7 @@ class LightningCallback(MonitorCallback, Callback):
 
     def on_init_end(self, *_: Any, **__: Any) -> None:
         """Refuse to run in the Hugging Face Trainer, which calls this."""
-        raise TypeError(
-            "LightningCallback is for Lightning: in the Hugging Face Trainer pass "
-            "rmetric.HuggingFaceCallback"
-        )
+        raise TypeError("Hugging Face's Trainer takes rmetric.HuggingFaceCallback instead")
 
     def setup(self, *_: Any, **__: Any) -> None:
         if not isinstance(self, LightningCallback):  # Lightning calls a class that it is given, too

@@ -330,7 +330,7 @@ class Rescue(Action):
         tried = incident is not None and incident.tries > 0
         off = [rate for rate in monitor.updates.rates.off if rate.known or tried]
         for rate in off:
-            assign_in_place(monitor.optimizer.param_groups[rate.group], "lr", rate.planned)
+            assign_in_place(monitor.optimizer.param_groups[rate.group], {"lr": rate.planned})
         if not off:
             return
         change = f"learning rate set back from {off[0].rate:.4g} to {off[0].planned:.4g}"
@@ -365,24 +365,23 @@ class Rescue(Action):
         if last and carry_out and judgement.due is None:
             level = judgement.level if agreement is None else agreement
             judgement.at_end(step, loss_recovered=level.has_recovered)
-        back = judgement.due is not None and carry_out
-        if judgement.due is not None and carry_out:
-            decision, decided_at = judgement.due
+        due = judgement.due if carry_out else None
+        if due is not None:
+            decision, decided_at = due
             judgement.forget_evidence()
             target = self._restore(decision)
             if decision.action == "hold":
                 self._hold(decision, decided_at, target)
             else:
-                out = None if isinstance(self.data, NoData) else decision.skip
-                skipped = None if out is None else list(out)
-                self._write(decision, decided_at, decided_at - target, skipped=skipped)
+                skip = None if isinstance(self.data, NoData) else decision.skip
+                self._write(decision, decided_at, decided_at - target, skipped=skip and list(skip))
         elif judgement.due is None and self.policy.snapshot_due(step):
             self._keeper.take(step, self._parts(), self.policy, judgement.level)
         if self.is_on:
             self._set_workers()
         if self._agreement is not None:
             self._agreement.post(monitor.weights_step)
-        return back
+        return due is not None
 
     def _most_of_ranks(self, value: int) -> int:
         """The largest value of all ranks, which ask at the same place."""

@@ -294,13 +294,11 @@ class SnapshotKeeper:
             now = optimizer.state[parameter]
             for key in [key for key in now if key not in state]:
                 del now[key]
-            for key, value in state.items():
-                assign_in_place(now, key, value)
+            assign_in_place(now, state)
         for group, settings in zip(optimizer.param_groups, snapshot.groups, strict=True):
             for key in [key for key in group if key not in settings and key != "params"]:
                 del group[key]
-            for key, value in settings.items():
-                assign_in_place(group, key, value)
+            assign_in_place(group, settings)
 
     # -- memory
 

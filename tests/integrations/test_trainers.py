@@ -144,7 +144,7 @@ def test_the_weights_come_out_bit_equal(tmp_path, trainer, clip, accumulation, p
 @pytest.mark.parametrize("make", [lambda kind: kind, lambda kind: kind()], ids=["class", "object"])
 def test_the_callback_of_the_other_trainer_is_refused(tmp_path, trainer, make):
     [other] = CALLBACKS.keys() - {trainer}
-    with pytest.raises(TypeError, match=rf"in .* pass rmetric\.{CALLBACKS[trainer]}"):
+    with pytest.raises(TypeError, match=rf"takes rmetric\.{CALLBACKS[trainer]}"):
         fit(trainer, tmp_path, [make(getattr(rmetric, CALLBACKS[other]))])
 
 

@@ -270,10 +270,8 @@ class CutLearningRate(Action):
             self._rate = None
             logger.warning(
                 "rmetric: the learning rate is back at %g at step %d: a scheduler has undone the "
-                "cut. Pass it in as CutLearningRate(scheduler=...)",
-                rate,
-                record.step,
-            )
+                "cut. Pass it in as CutLearningRate(scheduler=...)", rate, record.step,
+            )  # fmt: skip
 
     def _ratio(self, rate: float) -> float:
         if rate <= self.floor:
