@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import rmetric
-from rmetric.integrations.lightning import RMetricCallback
+from rmetric import LightningCallback
 
 
 class Regression(lightning.LightningModule):
@@ -25,7 +25,7 @@ class Regression(lightning.LightningModule):
 
 
 data = TensorDataset(torch.randn(320, 8), torch.randn(320, 1))
-callback = RMetricCallback("run.jsonl")
+callback = LightningCallback("run.jsonl")
 trainer = lightning.Trainer(
     max_epochs=1, logger=False, enable_checkpointing=False, callbacks=[callback]
 )

@@ -13,7 +13,7 @@ import random
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
-from rmetric.integrations.hugging_face import RMetricCallback
+from rmetric import HuggingFaceCallback
 from rmetric.rescue import Rescue
 
 ROWS, BATCH = 4000, 16
@@ -59,7 +59,7 @@ trainer = Trainer(
     ),
     train_dataset=[example(row) for row in range(ROWS)],
     eval_dataset=[example(-1) for _ in range(200)],
-    callbacks=[RMetricCallback("run.jsonl", actions=[rescue])],
+    callbacks=[HuggingFaceCallback("run.jsonl", actions=[rescue])],
 )
 trainer.train()
 loss = trainer.evaluate()["eval_loss"]

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import rmetric
-from rmetric.integrations.hugging_face import RMetricCallback
+from rmetric import HuggingFaceCallback
 
 torch.manual_seed(0)
 config = LlamaConfig(
@@ -21,7 +21,7 @@ trainer = Trainer(
     model=LlamaForCausalLM(config),
     args=arguments,
     train_dataset=rows,
-    callbacks=[RMetricCallback("run.jsonl")],
+    callbacks=[HuggingFaceCallback("run.jsonl")],
 )
 trainer.train()
 

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from rmetric.diagnosis import diagnose
     from rmetric.evaluation import evaluate
     from rmetric.guard import Guard
-    from rmetric.integrations.hugging_face import GuardCallback
-    from rmetric.integrations.hugging_face import RMetricCallback as HuggingFaceCallback
-    from rmetric.integrations.lightning import RMetricCallback as LightningCallback
+    from rmetric.integrations.hugging_face import GuardCallback, HuggingFaceCallback
+    from rmetric.integrations.lightning import LightningCallback
     from rmetric.metric import RMetric, RMetricConfig
     from rmetric.monitor import Monitor, MonitorConfig
     from rmetric.readers import read_log
@@ -42,9 +41,8 @@ else:
             "rmetric.diagnosis": "diagnose",
             "rmetric.evaluation": "evaluate",
             "rmetric.guard": "Guard",
-            "rmetric.integrations.hugging_face": "GuardCallback "
-            "HuggingFaceCallback=RMetricCallback",
-            "rmetric.integrations.lightning": "LightningCallback=RMetricCallback",
+            "rmetric.integrations.hugging_face": "GuardCallback HuggingFaceCallback",
+            "rmetric.integrations.lightning": "LightningCallback",
             "rmetric.metric": "RMetric RMetricConfig",
             "rmetric.monitor": "Monitor MonitorConfig",
             "rmetric.readers": "read_log",

@@ -65,22 +65,17 @@ def lazy(
     """Make the `__getattr__` and `__dir__` of a package (PEP 562).
 
     `exports` maps a dotted module to the names that the package offers from it, with spaces
-    between; ``Offered=Name`` offers `Name` under another one. A module is imported when a name is
-    first asked for. AttributeError: a name that is not offered; ModuleNotFoundError, which names
-    the command to install it: an optional package is missing.
+    between. A module is imported when a name is first asked for. AttributeError: a name that is not
+    offered; ModuleNotFoundError, which names the command to install it: an optional package is
+    missing.
     """
-    found_at: dict[str, tuple[str, str]] = {}
-    for module, names in exports.items():
-        for entry in names.split():
-            offered_as, _, name = entry.partition("=")
-            found_at[offered_as] = module, name or offered_as
+    module_of = {name: module for module, names in exports.items() for name in names.split()}
 
     def get(name: str) -> Any:
-        if name not in found_at:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, own_name = found_at[name]
         try:
-            value = getattr(import_module(module), own_name)
+            value = getattr(import_module(module_of[name]), name)
         except ModuleNotFoundError as error:
             hint = install_hint(error.name)
             if not hint:
@@ -93,6 +88,6 @@ def lazy(
         return value
 
     def offered() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *found_at})
+        return sorted({*vars(sys.modules[package]), *module_of})
 
     return get, offered

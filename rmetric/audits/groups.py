@@ -35,10 +35,9 @@ class Groups(Audit):
         named = dict(zip(training.names, training.parameters, strict=True))
         twice = [name for name, p in named.items() if counts[id(p)] > 1]
         frozen = [name for name, p in named.items() if counts[id(p)] and not p.requires_grad]
-        if twice:
-            yield from self.find("in_two_groups", 0, "hint", parameters=twice)
-        if frozen:
-            yield from self.find("frozen_in_group", 0, "hint", parameters=frozen)
+        for kind, found in (("in_two_groups", twice), ("frozen_in_group", frozen)):
+            if found:
+                yield from self.find(kind, 0, "hint", parameters=found)
         for pair in _untied(training.root):
             names = [name for name, p in named.items() if any(p is tied for tied in pair)]
             yield from self.find("tied_weights_apart", 0, parameters=names)

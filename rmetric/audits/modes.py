@@ -16,7 +16,7 @@ from rmetric.audits.fingerprint import plain
 from rmetric.audits.training import OwnHook, Seen, Training
 
 #: Steps in a row until a mode is reported; more from the first step on, where it may be meant.
-IN_A_ROW, FROM_THE_START = 3, 20
+MIN_STEPS_IN_MODE, MIN_STEPS_FROM_START = 3, 20
 #: Equal losses in a row.
 EQUAL = 10
 #: A first loss so many times that of a uniform guess, and one nat more.
@@ -106,7 +106,7 @@ class Modes(Audit):
         self._seen_casts, self._casts = self._casts, []
         kept, self._kept = self._kept, []
         self._at_work, self._last_input, self._sampled = "", 0, False
-        self._listens = training.step <= FROM_THE_START
+        self._listens = training.step <= MIN_STEPS_FROM_START
         if not kept:
             return {}
         where = next((t.device for t in kept if isinstance(t, Tensor)), torch.device("cpu"))
@@ -116,7 +116,7 @@ class Modes(Audit):
         yield from self._mode(seen)
         kept = bool(seen.values["kept"][0]) if "kept" in seen.values else False
         if self._is_usual("kept", kept and sum(training.made.values()) > 1):
-            yield from self.find("gradients_kept", seen.step, times=IN_A_ROW)
+            yield from self.find("gradients_kept", seen.step, times=MIN_STEPS_IN_MODE)
         scaling = training.scaler is not None and training.scaler.is_enabled()
         single = training.parameters[0].dtype == torch.float32
         wanted = training.autocast or scaling or any(around for around, _ in self._seen_casts)
@@ -126,12 +126,12 @@ class Modes(Audit):
             yield from self.find("no_autocast", seen.step, why=why)
         trains = (seen.rates >= 0).any() and (seen.trainable & (seen.rates >= 0)).any()
         if self._is_usual("graph", seen.full and trains and not (seen.peaks >= 0).any()):
-            yield from self.find("no_graph", seen.step, times=IN_A_ROW)
+            yield from self.find("no_graph", seen.step, times=MIN_STEPS_IN_MODE)
         yield from self._loss(training, seen)
 
     def on_evaluation(self, training: Training) -> Iterable[Finding]:
         if self._at_work:
-            # Who averages passes over the same input wants the dropout.
+            # Passes over the same input may be averaged over the dropout on purpose.
             severity: Severity = "hint" if self._sampled else "error"
             kind = "training_mode_in_evaluation"
             yield from self.find(kind, training.step, severity, layer=self._at_work)
@@ -140,7 +140,7 @@ class Modes(Audit):
         if not self._seen_passes:
             return
         self._trained |= any(self._seen_passes)
-        needed = IN_A_ROW if self._trained else FROM_THE_START
+        needed = MIN_STEPS_IN_MODE if self._trained else MIN_STEPS_FROM_START
         if self._is_usual("evaluation", not any(self._seen_passes), needed):
             severity: Severity = "error" if self._trained and self._layers else "hint"
             kind = "evaluation_mode_in_training"
@@ -160,7 +160,7 @@ class Modes(Audit):
                 values = {"loss": f"{loss:.3g}", "words": f"{words:,}", "uniform": f"{uniform:.3g}"}
                 yield from self.find("high_first_loss", 1, "hint", **values)
 
-    def _is_usual(self, what: str, there: Any, needed: int = IN_A_ROW) -> bool:
+    def _is_usual(self, what: str, there: Any, needed: int = MIN_STEPS_IN_MODE) -> bool:
         """True if it was there at so many steps in a row."""
         self._in_a_row[what] = self._in_a_row[what] + 1 if there else 0
         return self._in_a_row[what] >= needed

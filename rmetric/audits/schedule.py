@@ -12,7 +12,7 @@ from rmetric.audits.finding import Finding, Severity
 from rmetric.audits.training import Seen, Training, rate_of
 
 #: Steps of the optimiser in a row with the same, too large, number of the scheduler's.
-IN_A_ROW = 5
+MIN_STEPS_TOO_OFTEN = 5
 #: Steps without one of the scheduler's, where its rate began at 0; and without a new highest rate,
 #: after which the peak is the measure of the rates of as many steps to come.
 NEVER, SETTLED = 20, 20
@@ -62,7 +62,7 @@ class Schedule(Audit):
             del self._in_a_row[other]
         self._in_a_row[key, done] = often
         # accelerate steps a scheduler once for each rank.
-        if done > 1 and done != training.ranks and often >= IN_A_ROW:
+        if done > 1 and done != training.ranks and often >= MIN_STEPS_TOO_OFTEN:
             yield from self.find("scheduler_too_often", step, times=done)
         if done == 0 == count and often >= NEVER and not any(scheduler.get_last_lr()):
             yield from self.find("scheduler_never", step, times=NEVER)

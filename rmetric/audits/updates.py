@@ -80,7 +80,7 @@ class Updates(Audit):
         # At the end of a schedule updates become that small on purpose.
         rounded = still & held & below & (self._changed == 0)
         outside = still & ~held
-        # Who trains the last layers alone often leaves the first ones out of the optimizer.
+        # Programs that train the last layers alone often leave the others out of the optimizer.
         first = outside.any() and np.flatnonzero(outside).max() < np.flatnonzero(held).min()
         step = seen.step
         outsiders: Severity = "hint" if first else "error"

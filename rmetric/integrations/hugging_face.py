@@ -1,6 +1,6 @@
 """Monitor, rescue and guard in the Hugging Face Trainer (transformers 4.50 or newer).
 
-trainer = Trainer(..., callbacks=[RMetricCallback("run.jsonl"), GuardCallback()])
+trainer = Trainer(..., callbacks=[HuggingFaceCallback("run.jsonl"), GuardCallback()])
 trainer.train(resume_from_checkpoint=newest_checkpoint(trainer.args.output_dir))
 """
 
@@ -24,12 +24,12 @@ from rmetric.integrations.trainer_callback import MonitorCallback, replaced
 from rmetric.monitor.optimizer_steps import caller_of_class
 from rmetric.readers.columns import POLICY, columns_among
 
-__all__ = ["GuardCallback", "RMetricCallback", "newest_checkpoint"]
+__all__ = ["GuardCallback", "HuggingFaceCallback", "newest_checkpoint"]
 
 logger = logging.getLogger("rmetric")
 
 
-class RMetricCallback(MonitorCallback, TrainerCallback):
+class HuggingFaceCallback(MonitorCallback, TrainerCallback):
     """Runs a `Monitor` in the Trainer's own training loop.
 
     The Trainer shows its callbacks neither the loss of a step nor the gradient norm before
@@ -46,7 +46,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
     Args and attributes are those of `rmetric.integrations.trainer_callback.MonitorCallback`;
     `validation_loss` is ``eval_loss`` by default, and with several datasets ``eval_<name>_loss``.
 
-    >>> callback = RMetricCallback("run.jsonl", actions=[print])
+    >>> callback = HuggingFaceCallback("run.jsonl", actions=[print])
     """
 
     _usual_validation_loss = "eval_loss"
@@ -57,13 +57,10 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
 
     def setup(self, *_: Any, **__: Any) -> None:
         """Refuse to run in Lightning, which calls this."""
-        raise TypeError(
-            "this RMetricCallback is of the Hugging Face Trainer: in Lightning pass that of "
-            "rmetric.integrations.lightning"
-        )
+        raise TypeError("Lightning's Trainer takes rmetric.LightningCallback instead")
 
     #: Lightning asks for these beside it, and shows what the last one raises.
-    state_key, on_exception = "RMetricCallback", setup
+    state_key, on_exception = "HuggingFaceCallback", setup
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -158,7 +155,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         self._training.enter_context(replaced(owner, name, observed))
 
     def _take(self, take: Callable[[Any], None], result: Any) -> None:
-        """An exception in `take` is ours: it costs the monitor, not the training."""
+        """Call `take`; an exception in it disables the monitor, and the training continues."""
         try:
             take(result)
         except Exception as error:
@@ -182,7 +179,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         self.monitor.check_before_step(loss, gradient_norm=norm)
 
 
-class ReportTo(RMetricCallback):
+class ReportTo(HuggingFaceCallback):
     """What ``report_to="rmetric"`` adds: its log is rmetric.jsonl in ``output_dir``."""
 
     def on_train_begin(
@@ -193,3 +190,4 @@ class ReportTo(RMetricCallback):
 
 
 INTEGRATION_TO_CALLBACK["rmetric"] = ReportTo
+RMetricCallback = HuggingFaceCallback  # its name before, in scripts of users

@@ -310,7 +310,7 @@ def _put_aside(checkpoint: Path) -> Path | None:
         shutil.rmtree(kept, ignore_errors=True)
         return checkpoint.rename(kept)
     except OSError as error:
-        logger.error("rmetric: %s cannot be put aside: %s", checkpoint, error)
+        logger.error("rmetric: %s cannot be renamed: %s", checkpoint, error)
         return None
 
 

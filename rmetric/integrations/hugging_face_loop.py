@@ -36,8 +36,9 @@ _NOT_SET_BACK = {"log_history", "stateful_callbacks"}
 class RMetricState(TrainerCallback, ExportableState):
     """Keeps the monitor's state in the Trainer's checkpoints; exists while a training runs.
 
-    It is not RMetricCallback itself: with `restore_callback_states_from_checkpoint` the
-    Trainer makes such callbacks anew from what it saved, and actions cannot be saved.
+    It is not HuggingFaceCallback itself: with `restore_callback_states_from_checkpoint` the Trainer
+    makes such callbacks anew from what it saved, and actions cannot be saved. Its name is a key in
+    the checkpoints.
     """
 
     def __init__(self, monitor: Monitor) -> None:

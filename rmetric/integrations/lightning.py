@@ -1,6 +1,6 @@
 """Monitor and rescue in Lightning 2, by either of its names.
 
-trainer = lightning.Trainer(..., callbacks=[RMetricCallback("run.jsonl")])
+trainer = lightning.Trainer(..., callbacks=[LightningCallback("run.jsonl")])
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ else:
     Callback = _callback_class()
 
 
-class RMetricCallback(MonitorCallback, Callback):
+class LightningCallback(MonitorCallback, Callback):
     """Runs a `Monitor` in the training loop of Lightning's Trainer.
 
     A step is checked in `on_before_optimizer_step`: after backward and after a gradient scaler has
@@ -54,7 +54,7 @@ class RMetricCallback(MonitorCallback, Callback):
     Args and attributes are those of `rmetric.integrations.trainer_callback.MonitorCallback`;
     `validation_loss` is the name under which the module logs it, ``val_loss`` by default.
 
-    >>> callback = RMetricCallback("run.jsonl", actions=[print])
+    >>> callback = LightningCallback("run.jsonl", actions=[print])
     """
 
     _usual_validation_loss = "val_loss"
@@ -62,18 +62,20 @@ class RMetricCallback(MonitorCallback, Callback):
     _norm: Tensor | None  # after the last of them
     _state: dict[str, Any] | None = None  # of a checkpoint, or of the training before
 
+    @property
+    def state_key(self) -> str:
+        """Key of its state in a checkpoint; older checkpoints have that of this class."""
+        return "RMetricCallback" if type(self) is LightningCallback else super().state_key
+
     # -- what Lightning calls
 
     def on_init_end(self, *_: Any, **__: Any) -> None:
         """Refuse to run in the Hugging Face Trainer, which calls this."""
-        raise TypeError(
-            "this RMetricCallback is of Lightning: in the Hugging Face Trainer pass that of "
-            "rmetric.integrations.hugging_face"
-        )
+        raise TypeError("Hugging Face's Trainer takes rmetric.HuggingFaceCallback instead")
 
     def setup(self, *_: Any, **__: Any) -> None:
-        if not isinstance(self, RMetricCallback):  # Lightning calls what it is given, also a class
-            raise TypeError("RMetricCallback is a class: pass callbacks=[RMetricCallback()]")
+        if not isinstance(self, LightningCallback):  # Lightning calls a class that it is given, too
+            raise TypeError("LightningCallback is a class: pass callbacks=[LightningCallback()]")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._norm = [], None
@@ -128,7 +130,7 @@ class RMetricCallback(MonitorCallback, Callback):
             try:
                 norm = torch.linalg.vector_norm(tensor_norms(gradients_of(self.monitor.parameters)))
                 self._norm = _without_scale(trainer, norm)
-            except Exception as error:  # of ours: it costs the monitor, not the training
+            except Exception as error:  # an error of ours must not end the training
                 self.monitor.disable("on_after_backward", error)
 
     def on_before_optimizer_step(
@@ -154,7 +156,7 @@ class RMetricCallback(MonitorCallback, Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: Any, exception: BaseException | None = None
     ) -> None:
-        if isinstance(self, RMetricCallback):  # see `setup`
+        if isinstance(self, LightningCallback):  # see `setup`
             self._end(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -170,6 +172,9 @@ class RMetricCallback(MonitorCallback, Callback):
         if self.monitor is not None:
             self._state = self.monitor.state_dict() or self._state
         super()._end(error)
+
+
+RMetricCallback = LightningCallback  # its name before, in scripts of users
 
 
 def _scaler(trainer: Trainer) -> Any:

@@ -88,7 +88,7 @@ def _followed(method: Callable[..., Any], take: Callable[..., Any]) -> Callable[
         result = method(*args, **kwargs)
         try:
             take(*args, **kwargs)
-        except Exception as error:  # of ours: it costs the monitor, not the training
+        except Exception as error:  # an error of ours must not end the training
             logger.error("rmetric: %s: this training is not watched", error)
         return result
 

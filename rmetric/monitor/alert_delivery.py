@@ -38,7 +38,7 @@ class AlertDelivery:
         self.non_finite_step = 0  # of the last ``non_finite`` alert
         self.actions = as_actions(actions)  # those that have not failed
         self._episodes = Episodes()
-        # Of the actions that all ranks run together: by what is equal on all of them.
+        # For actions that all ranks run together, from what is equal on all of them.
         self._joint_episodes = Episodes()
         self._problems: set[str] = set()  # of the exchange
         self._warned: dict[tuple[str, int], int] = {}  # last step of a warning, by source and rank

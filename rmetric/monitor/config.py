@@ -121,7 +121,7 @@ class MonitorConfig:
             if source not in sources:
                 raise ValueError(
                     f"alert_on names {source!r}: it must be of {', '.join(sources)} "
-                    "(a detector must stand in detectors too)"
+                    "(a detector must also be in detectors)"
                 )
 
     def _check_numbers(self) -> None:

@@ -131,13 +131,13 @@ class Monitor:
             with a minus (``"-resume"``) of those that are left out.
 
     Raises:
-        TypeError: an argument is not of that kind. So does a call of a loop with a number that is
-            none, until a step has been checked; later one warning reports that.
+        TypeError: an argument has another type. So does a call of a loop with a wrong number, until
+            a step has been checked; later one warning reports that.
 
     Attributes:
         step: steps checked so far.
-        weights_step: steps that the weights have taken (or left out): `step`, but
-            one less where an action is called before the optimiser's step.
+        weights_step: last step whose update was applied or skipped; while an action is asked before
+            the update, the step before. `check_before_step` counts its step when it returns.
         metric: the R-Metric, as of `last`.
         last: the last completed record; None before the first.
         alerts: the last 100, of each episode the first of each source and rank.
@@ -209,7 +209,7 @@ class Monitor:
         self._whole_norm: WholeNorm | None = None
         self._depth, self._closed = 0, False
         self._pending: Pending | None = None
-        self._awaiting: Pending | None = None  # read, but the other ranks' messages are missing
+        self._waiting_for_ranks: Pending | None = None  # read; the ranks' messages are missing
         _OPEN.add(self)
         # Registered again: functions registered before a monitor began run after it.
         atexit.unregister(_close_all)
@@ -223,7 +223,7 @@ class Monitor:
         self._recorder.removers += self._steps.install()
         self._recorder.sees_updates = self._steps.hooked
         if is_distributed() and self.config.exchange:
-            # Of actions that run on one rank alone the others need not know.
+            # The other ranks need not know of actions that run on one rank alone.
             waits_for_norm = self._recorder.sharded and any(
                 a.needs_verdict_now and a.on_all_ranks for a in self._delivery.actions
             )
@@ -279,7 +279,7 @@ class Monitor:
         """Measure a step that is about to be taken, and complete the record of the last one.
 
         Args:
-            loss: of this step, nats per token; None where `micro_batch` was given them.
+            loss: of this step, nats per token; None where `micro_batch` was called with it.
             gradient_norm: before clipping, where the loop has it already (it is what
                 clip_grad_norm_ returns); it spares a pass over the gradients.
 
@@ -289,7 +289,7 @@ class Monitor:
         loss = self.protocol.number("loss", loss)
         gradient_norm = self.protocol.number("gradient_norm", gradient_norm)
         times = self._timer.check_begins()
-        self.weights_step = self.step  # a scaler does not report that it left the step out
+        self.weights_step = self.step  # also after a check that an interrupt broke off
         self._steps.leaves_out = False
         if self.scaler is None and self._steps.scaler is not None:
             self._use_scaler(self._steps.scaler)
@@ -314,7 +314,6 @@ class Monitor:
         if self._delivery.needs_verdict_now:
             _ = verdict.ok
             known = set(self.config.alert_on)
-            self.weights_step = self.step - 1
             broken = [b for b in pending.broken_rules or () if b[0] in known]
             self._delivery.each(lambda action: action.before_update(broken, self))
         if self._leave_next_out:
@@ -381,20 +380,20 @@ class Monitor:
 
     @fail_safe()
     def policy(self, values: Mapping[str, float]) -> None:
-        """Record what reinforcement learning logs of the step just made; see `Record.policy`."""
+        """Record the reinforcement-learning metrics of the step just made; see `Record.policy`."""
         if self._pending is not None and values:
             self._pending.record.policy = {name: float(value) for name, value in values.items()}
 
     @fail_safe()
     def planned(self, kind: str, details: str = "") -> None:
-        """Announce a change that begins with the next step: learning_rate, batch_size, ..."""
+        """Announce a planned change that begins with the next step, such as batch_size."""
         self._recorder.planned.append(f"{kind}: {details}" if details else kind)
 
-    def acted(self, change: str) -> None:
+    def record_change(self, change: str) -> None:
         """Log a change that an action has made, in words; it applies to the next step."""
         pending = self._pending
         if pending is None or pending.record.step <= self.weights_step:
-            self._recorder.acted.append(change)
+            self._recorder.changes.append(change)
             return
         record = pending.record
         record.actions = (*(record.actions or ()), change)
@@ -413,7 +412,7 @@ class Monitor:
         """Write an entry of an action to the log: its name in capitals, and JSON values."""
         self._log.write(encode_line({"event": event} | values), now=True)
 
-    def decided(self, by: Action, entry: Mapping[str, Any]) -> None:
+    def pass_decision(self, by: Action, entry: Mapping[str, Any]) -> None:
         """Pass a decision of an action to all other actions; for the entry see `Action.decided`."""
         self._delivery.pass_decision(by, entry)
 
@@ -485,7 +484,7 @@ class Monitor:
         self.step = self.weights_step = state["step"]
         if self._rank_sync is not None:
             self._rank_sync.reset()
-        last, self._pending, self._awaiting = state["pending"], None, None
+        last, self._pending, self._waiting_for_ranks = state["pending"], None, None
         if last is not None:
             record = record_from_json(last)
             if record.validation_loss is None:
@@ -512,7 +511,7 @@ class Monitor:
         before = self._log.resume_step
         self._load(state)
         self._leave_next_out = False
-        self._recorder.planned, self._recorder.acted = [], []
+        self._recorder.planned, self._recorder.changes = [], []
         step, self._log.resume_step = self._log.resume_step, before
         if step is not None:
             self._log.cut(step)
@@ -577,11 +576,11 @@ class Monitor:
             self.protocol.warn("unknown_norm")
         if pending is not self._pending:  # late: the step was judged when it was completed
             return self._judge_rules(pending)
-        self.weights_step = pending.record.step - 1
+        before, self.weights_step = self.weights_step, pending.record.step - 1
         try:
             return self._judge_rules(pending)
         finally:
-            self.weights_step = pending.record.step
+            self.weights_step = before
 
     @fail_safe(otherwise=tuple)
     def _judge_rules(self, pending: Pending) -> tuple[Alert, ...]:
@@ -601,7 +600,7 @@ class Monitor:
         self._pending = None
         step, sync = pending.record.step, self._rank_sync
         if sync is not None and sync.post(step, pending.message, leaving):
-            self._awaiting = pending
+            self._waiting_for_ranks = pending
         else:
             self._step_time_judge.judge(pending)
             self._finish(pending.record)
@@ -619,7 +618,7 @@ class Monitor:
         alerts = self._rank_sync.new_alerts(messages) if messages is not None else []
         steps = (alert.step for alert in alerts if alert.source == "non_finite")
         self._delivery.non_finite_step = max([self._delivery.non_finite_step, *steps])
-        awaiting, self._awaiting = self._awaiting, None
+        awaiting, self._waiting_for_ranks = self._waiting_for_ranks, None
         if awaiting is not None:
             if messages is not None and messages.is_complete_for(awaiting.record.step):
                 complete_from_ranks(awaiting.record, messages, self._rank_sync.places)

@@ -24,7 +24,7 @@ from rmetric.records import Record
 logger = logging.getLogger("rmetric")
 
 #: Checks of a process that show how its loop is written; a later exception may be on purpose.
-_FIRST = 8
+_FIRST_CHECKS = 8
 #: Later checks in a row without a step of the optimiser, until that is reported.
 _IN_A_ROW = 3
 #: Gradient norms look clipped where most of so many are equal, within a share, to their largest.
@@ -57,7 +57,7 @@ SLIPS = {
     "every verdict is true: pass check_before_step(loss, gradient_norm=norm) what clip_grad_norm_ "
     "returned, or leave skipping to the action SkipStep",
     "validation_loss": "no evaluation so far had the metric {name!r}, so no validation loss is "
-    "recorded; it had {found}: name yours as RMetricCallback(validation_loss=...)",
+    "recorded; it had {found}: pass yours to the callback as validation_loss=NAME",
 }
 
 
@@ -135,7 +135,7 @@ class Protocol:
         followed = self._steps.hooked and not self._steps.inside and not self._foreign
         unseen = followed and not left_out and made == self._made
         self._alone = self._alone + 1 if unseen else 0
-        if self._alone >= (1 if self._checks <= _FIRST else _IN_A_ROW):
+        if self._alone >= (1 if self._checks <= _FIRST_CHECKS else _IN_A_ROW):
             assert before is not None
             step = before.record.step
             self.warn("twice", first=step, second=step + 1)
@@ -143,7 +143,7 @@ class Protocol:
     def finished(self, record: Record, *, sharded: bool, own_norm: bool) -> None:
         """Look at a complete record; `own_norm`: the loop has not passed the norm in.
 
-        Of a sharded model it may not be known.
+        The norm of a sharded model may be missing.
         """
         norm = record.gradient_norm
         if own_norm and norm is not None and isfinite(norm) and "clipped" not in self.slips:
@@ -152,7 +152,7 @@ class Protocol:
             equal = sum(norm >= largest * (1.0 - _EQUAL) for norm in self._norms)
             if largest > 0.0 and len(self._norms) == _NORMS < 2 * equal:
                 self.warn("clipped", largest=largest, equal=equal, of=_NORMS)
-        if self._checks > _FIRST:
+        if self._checks > _FIRST_CHECKS:
             return
         if record.training_loss is None:
             self.warn("no_loss", step=record.step)

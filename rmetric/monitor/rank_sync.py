@@ -24,7 +24,7 @@ from rmetric.monitor.gradients import nine_digits
 from rmetric.monitor.stalls import SECONDS, TIMES, StepTimes
 from rmetric.records import Record
 
-OPERATION_SECONDS = 24 * 3600.0  # rank 0 may evaluate for hours; nobody waits in here
+OPERATION_SECONDS = 24 * 3600.0  # rank 0 may evaluate for hours; no training waits for it
 LATE_SECONDS = 60.0  # without an answer, before that is reported
 POLL_SECONDS = 0.0002
 _exchanges: Counter[str] = Counter()  # made in this process, by name
@@ -109,7 +109,7 @@ class Exchange:
         return self.active
 
     def post(self, values: Sequence[float]) -> bool:
-        """Send this rank's numbers; False where a message is under way, or nobody is there."""
+        """Send this rank's numbers; False while a message is under way, or without other ranks."""
         if not self.active or self._work is not None:
             return False
         self._sent.numpy()[:] = values

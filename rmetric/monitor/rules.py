@@ -70,7 +70,7 @@ class StepRules:
 _OFF, _OFF_PEAK = 1.5, 4.0
 #: First steps whose ratio to the scheduler's rate is the usual one; and steps without a new highest
 #: rate that end a warm-up.
-_FIRST, _SETTLED = 5, 5
+_USUAL_RATIO_STEPS, _SETTLED = 5, 5
 
 
 class OffPlan(NamedTuple):
@@ -143,7 +143,7 @@ class _Group:
 
     def learn(self, rate: float, planned: float | None) -> None:
         self._count += 1
-        if planned and self._count <= _FIRST:
+        if planned and self._count <= _USUAL_RATIO_STEPS:
             self._usual_ratio = max(self._usual_ratio, rate / planned)
         if self._peak_age < _SETTLED:  # or a rate that runs away would take its limit along
             self._peak_age = 0 if rate > self._peak else self._peak_age + 1

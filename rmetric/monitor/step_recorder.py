@@ -115,7 +115,7 @@ class StepRecorder:
         self.events = EventCollector(hardware)
         self.parameters = list(model.parameters())
         self.planned: list[str] = []
-        self.acted: list[str] = []  # by the monitor's actions, from the next step on
+        self.changes: list[str] = []  # by the monitor's actions, from the next step on
         self.norm_handed_over = False
         self._model, self._optimizer, self._config = model, optimizer, config
         self.scaler, self._probe = scaler, probe  # whose factor is in what backward returns
@@ -184,8 +184,8 @@ class StepRecorder:
             record.memory = memory_in_use(self.parameters)
         if self.planned:
             record.planned_events, self.planned = tuple(self.planned), []
-        if self.acted:
-            record.actions, self.acted = tuple(self.acted), []
+        if self.changes:
+            record.actions, self.changes = tuple(self.changes), []
         self.norm_handed_over = gradient_norm is not None
         pending = Pending(record, self._loss_of_step(loss))
         self._measure_gradients(pending, gradient_norm)

@@ -18,7 +18,6 @@ from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.records import Record
 from rmetric.rescue.agreement import Agreement, DisagreementError
 from rmetric.rescue.data_position import DataPosition, NoData, OwnLoop
-from rmetric.rescue.evidence import Judgement
 from rmetric.rescue.hold import (
     HELD,
     ON_HOLD,
@@ -29,9 +28,10 @@ from rmetric.rescue.hold import (
     signalled,
     wait_to_go_on,
 )
+from rmetric.rescue.judgement import Judgement
 from rmetric.rescue.policy import AUTO, Decision, RescueConfig, RescuePolicy
 from rmetric.rescue.remedies import PlannedSettings, WorkersOut
-from rmetric.rescue.snapshot import Parts, Stateful, put
+from rmetric.rescue.snapshot import Parts, Stateful, assign_in_place
 from rmetric.rescue.snapshot_keeper import SnapshotKeeper, SnapshotPace
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rmetric")
 
 _DECISIONS_SAVED = 50
-#: Checks without such a step after which a learning rate that is set back is reported again.
-_SET_BACK_AGAIN = 20
+#: Report a corrected learning rate again after 20 checks that needed no correction.
+_REPORT_RATE_AFTER = 20
 #: A snapshot folder of such a name was meant to be something else; with ``./`` it is a folder.
 _NO_FOLDERS = frozenset({"", "cpu", "cuda", "device", "disk", "gpu", "host", "memory", "ram"})
 _STEPS_ALONE = 3  # without a boundary, until it is reported
@@ -73,9 +73,9 @@ class Rescue(Action):
 
     With several ranks every rank makes a `Rescue`, in the same order. A bad step is left out at
     once, by the reduced gradient norm. Alarms of the detector are exchanged after each step on a
-    gloo group, and acted upon 3 steps after the step of the alarm. A return that the step rules
-    ask for is one step late. After a return the ranks' monitors need 3 steps to agree again; under
-    FSDP2 no step is left out in them.
+    gloo group, and acted upon 3 steps after the step of the alarm. A rollback that a step rule
+    triggers happens one step later than in a single process. After a rollback the ranks' monitors
+    need 3 steps to agree again; under FSDP2 no step is left out in them.
 
     A failure (no memory, a hook that raises) is reported once; the training goes on without rescue.
 
@@ -140,7 +140,7 @@ class Rescue(Action):
         self._keeper = SnapshotKeeper(self.config, self.where, None, self._most_of_ranks)
         self._agreement: Agreement | None = None  # of several ranks
         self._removers: list[Callable[[], Any]] = []
-        self._on_plan = _SET_BACK_AGAIN  # checks since a learning rate was set back
+        self._checks_since_correction = _REPORT_RATE_AFTER
         self._steps_alone = 0  # since the last boundary
         self._resumed: Mapping[str, Any] = {}  # of the data, from a checkpoint
 
@@ -228,18 +228,18 @@ class Rescue(Action):
         self._keeper = SnapshotKeeper(self.config, self.where, pace, self._most_of_ranks)
         self._planned = PlannedSettings(monitor.optimizer)
         if not monitor.schedulers and self.scheduler is not None:
-            monitor.schedulers = several(self.scheduler)
+            monitor.schedulers = as_list(self.scheduler)
         if hasattr(monitor.optimizer, "register_step_pre_hook"):
             hook = monitor.optimizer.register_step_pre_hook(self._before_optimizer)
             self._removers.append(hook.remove)
         self._removers.append(self._workers.remove)
         if not isinstance(monitor.detector("calibrated"), CalibratedDetector):
-            logger.warning("rmetric: rescue without the calibrated detector sees bad steps alone")
+            logger.warning("rmetric: without the calibrated detector rescue sees only bad steps")
         self.is_on = True
 
     def record(self, record: Record, monitor: Monitor) -> None:
         def take() -> None:
-            # Of a single process the workers of a record are its micro-batches.
+            # The workers of a record of a single process are its micro-batches.
             workers = self._workers.left if self._workers.ranks > 1 else []
             detector, alone = monitor.detector("calibrated"), self._agreement is None
             self._judgement.take_record(record, detector, workers, alone=alone)
@@ -292,7 +292,7 @@ class Rescue(Action):
     # -- the step at hand
 
     def _judge(self, broken: Sequence[tuple[str, str]], monitor: Monitor) -> None:
-        self._on_plan += 1
+        self._checks_since_correction += 1
         self._set_rates_back()
         self._steps_alone += 1
         if self._steps_alone == _STEPS_ALONE:
@@ -330,14 +330,14 @@ class Rescue(Action):
         tried = incident is not None and incident.tries > 0
         off = [rate for rate in monitor.updates.rates.off if rate.known or tried]
         for rate in off:
-            put(monitor.optimizer.param_groups[rate.group], "lr", rate.planned)
+            assign_in_place(monitor.optimizer.param_groups[rate.group], {"lr": rate.planned})
         if not off:
             return
         change = f"learning rate set back from {off[0].rate:.4g} to {off[0].planned:.4g}"
-        monitor.acted(change)
-        if self._on_plan >= _SET_BACK_AGAIN:
+        monitor.record_change(change)
+        if self._checks_since_correction >= _REPORT_RATE_AFTER:
             self._write(Decision(action="set_back", reason=f"{change}: {off[0]}"), monitor.step, 0)
-        self._on_plan = 0
+        self._checks_since_correction = 0
 
     # -- between two steps
 
@@ -363,26 +363,25 @@ class Rescue(Action):
         step, judgement, agreement = monitor.weights_step, self._judgement, self._agreement
         carry_out = agreement is None or agreement.count(step)
         if last and carry_out and judgement.due is None:
-            back_now = judgement.level.is_back if agreement is None else agreement.all_back
-            judgement.at_end(step, back=back_now)
-        back = judgement.due is not None and carry_out
-        if judgement.due is not None and carry_out:
-            decision, decided_at = judgement.due
+            level = judgement.level if agreement is None else agreement
+            judgement.at_end(step, loss_recovered=level.has_recovered)
+        due = judgement.due if carry_out else None
+        if due is not None:
+            decision, decided_at = due
             judgement.forget_evidence()
             target = self._restore(decision)
             if decision.action == "hold":
                 self._hold(decision, decided_at, target)
             else:
-                out = None if isinstance(self.data, NoData) else decision.skip
-                skipped = None if out is None else list(out)
-                self._write(decision, decided_at, decided_at - target, skipped=skipped)
+                skip = None if isinstance(self.data, NoData) else decision.skip
+                self._write(decision, decided_at, decided_at - target, skipped=skip and list(skip))
         elif judgement.due is None and self.policy.snapshot_due(step):
             self._keeper.take(step, self._parts(), self.policy, judgement.level)
         if self.is_on:
             self._set_workers()
         if self._agreement is not None:
             self._agreement.post(monitor.weights_step)
-        return back
+        return due is not None
 
     def _most_of_ranks(self, value: int) -> int:
         """The largest value of all ranks, which ask at the same place."""
@@ -391,7 +390,7 @@ class Rescue(Action):
     def _parts(self) -> Parts:
         monitor = self._monitor
         schedulers = self.scheduler if self.scheduler is not None else monitor.schedulers
-        others = {f"scheduler {i}": each for i, each in enumerate(several(schedulers))}
+        others = {f"scheduler {i}": each for i, each in enumerate(as_list(schedulers))}
         if is_scaling(monitor.scaler):
             others["scaler"] = monitor.scaler
         parameters = {id(parameter): parameter for parameter in monitor.parameters}
@@ -512,7 +511,7 @@ class Rescue(Action):
         level = logging.INFO if again else logging.WARNING
         logger.log(level, "rmetric: rescue: %s", decision.reason)
         self._monitor.log_event("RESCUE", **entry)
-        self._monitor.decided(self, entry)
+        self._monitor.pass_decision(self, entry)
 
     def _try(self, call: Callable[[], Any]) -> Any:
         """Result of a call while the rescue is on; None where it fails, which switches it off."""
@@ -560,5 +559,5 @@ def checked_parts(scheduler: object, extra: object) -> None:
                 raise ValueError(f"{name} is {part!r}: it has no {method}")
 
 
-def several(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]

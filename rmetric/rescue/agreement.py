@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rmetric.guard.ranks import Ranks
-from rmetric.rescue.evidence import Judgement
+from rmetric.rescue.judgement import Judgement
 from rmetric.rescue.policy import KINDS, Evidence, PolicyState
 
 logger = logging.getLogger("rmetric")
@@ -29,7 +29,7 @@ class Ballot(NamedTuple):
     """Report of one rank after a step, in whole numbers, which are exchanged as float64."""
 
     step: int  # steps that its weights have taken
-    improving: int = 0  # its loss is back where it was before the incident
+    loss_recovered: int = 0  # its loss is back where it was before the incident
     due: int = 0  # checksum of what the step rules decided; 0 for nothing
     policy: int = 0  # checksum of the state of its policy
     leaving: int = 0  # its rescue is switched off
@@ -49,9 +49,9 @@ class Agreement:
 
     def __init__(self, judgement: Judgement) -> None:
         self._judgement, self.ranks = judgement, Ranks()
-        # Of the policy: in the newest ballots, and in those before, on which the ranks agreed.
+        # States of the policy in the newest ballots and in those before, which the ranks agreed on.
         self._posted = self._agreed = PolicyState()
-        self.all_back: bool | None = None  # the loss, on all ranks, by their last ballots
+        self.has_recovered: bool | None = None  # the loss, on all ranks, by their last ballots
         self._words = ""  # of the evidence that was sent last
         self._work: Any = None
         self._taken: Any = None  # kept, as in `Ranks`
@@ -107,8 +107,8 @@ class Agreement:
         if found := [each for each in map(self._evidence, range(len(ballots)), ballots) if each]:
             # That of the first rank with any, since the earliest.
             evidence = replace(found[0], step=step, since=min(each.since for each in found))
-        self.all_back = all(ballot.improving for ballot in ballots)
-        judgement.after_step(step, evidence, back=self.all_back)
+        self.has_recovered = all(ballot.loss_recovered for ballot in ballots)
+        judgement.after_step(step, evidence, loss_recovered=self.has_recovered)
         return True
 
     def _evidence(self, rank: int, ballot: Ballot) -> Evidence | None:
@@ -148,9 +148,9 @@ class Agreement:
         if found is not None:
             worker = -1 if found.worker is None else found.worker
             about = (found.since, KINDS.index(found.kind), worker)
-        improving = judgement.level.is_back is not False
+        loss_recovered = judgement.level.has_recovered is not False
         policy = zlib.crc32(repr(judgement.policy.state_dict()).encode())
-        self.send(Ballot(step, improving, due, policy, 0, *about))
+        self.send(Ballot(step, loss_recovered, due, policy, 0, *about))
 
     def leave(self) -> None:
         """Send the other ranks the last ballot; they wait for one from each rank."""

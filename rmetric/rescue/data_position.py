@@ -33,7 +33,7 @@ _UNCHECKED = 100  # batches in a row that a loop may leave out, once it has chec
 
 
 class NoData:
-    """Position of data that nobody has described: they cannot be set back."""
+    """Position of data that no loop has described: they cannot be set back."""
 
     def __init__(self) -> None:
         self.left_out: list[tuple[int, int]] = []
@@ -265,7 +265,7 @@ class OwnLoop(DataPosition):
             try:
                 batches = [self.next_batch().value for _ in range(self.per_step)]
             except StopIteration:
-                # Of several ranks another one may have data left.
+                # Another rank may have data left.
                 if dry or self._at == 0 or is_distributed():
                     logger.warning(
                         "rmetric: rescue.steps ends at step %d of %d with the data: %d steps are "

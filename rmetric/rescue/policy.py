@@ -24,12 +24,12 @@ KINDS = ("not_finite", "explosion", "no_update", "worker", "settings", "data", "
 #: Kinds whose evidence names its first step, and by how much the other ones may name it too late.
 EXACT, _LATE = ("not_finite", "explosion", "no_update"), 10
 #: Kinds that the loss does not show.
-BLIND = ("not_finite", "no_update")
+INVISIBLE_IN_LOSS = ("not_finite", "no_update")
 #: Steps by which the evidence of two tries may differ and still be of the same data.
 SAME_PLACE = 2
 #: Remedies that a policy may be allowed to use.
 REMEDIES = ("leave_out", "worker", "settings", "data", "retry", "hold")
-#: Of `RescueConfig.every`, and the distance that it begins with.
+#: Value of `RescueConfig.every` for a distance by cost, and the distance that it begins with.
 AUTO, _EVERY = "auto", 10
 _PROBATION = 20
 #: Steps beyond the evidence of which the data are left out at most: each has to be drawn.
@@ -149,8 +149,8 @@ class Incident:
     repeated: int = 0  # steps, by the tries
     target: int | None = None  # snapshot of the last try
     observed_until: int | None = None  # after the budget
-    place: int = 0  # `since` of the first evidence
-    window: int = 0  # data that are left out at the next try, in steps; 0 to use them again
+    place: int = 0  # first step of the evidence of the first try
+    window: int = 0  # steps whose data the next try skips; 0 to use them again
 
     def ends(self, config: RescueConfig) -> int:
         """First step at which it may be over without further evidence."""
@@ -256,25 +256,25 @@ class RescuePolicy:
         return decision
 
     def after_step(
-        self, step: int, evidence: Evidence | None = None, *, back: bool | None = None
+        self, step: int, evidence: Evidence | None = None, *, loss_recovered: bool | None = None
     ) -> Decision:
-        """`back`: the loss is where it was before the incident; None if that is not known."""
+        """`loss_recovered`: it is where it was before the incident; None if that is not known."""
         state = self.state
         for worker, (until, _) in list(state.out.items()):
             if until <= step:
                 state.out[worker] = (-1, state.out[worker][1])
         incident = state.incident
         if evidence is None and incident is not None and step >= incident.ends(self.config):
-            if back is not False:
+            if loss_recovered is not False:
                 state.incident = None
             else:
                 evidence = incident.loss_not_back(step)
-        return self._decision() if evidence is None else self._respond(evidence, back=back)
+        return self._decision() if evidence is None else self._respond(evidence, loss_recovered)
 
-    def at_end(self, step: int, *, back: bool | None = None) -> Decision:
+    def at_end(self, step: int, *, loss_recovered: bool | None = None) -> Decision:
         """Before the training ends: an incident whose loss is not back is not over."""
         incident = self.state.incident
-        if incident is None or not incident.tries or back is not False:
+        if incident is None or not incident.tries or loss_recovered is not False:
             return self._decision()
         evidence = incident.loss_not_back(step)
         decision = self._respond(evidence)
@@ -286,7 +286,7 @@ class RescuePolicy:
 
     # -- decisions
 
-    def _respond(self, evidence: Evidence, *, back: bool | None = None) -> Decision:
+    def _respond(self, evidence: Evidence, loss_recovered: bool | None = None) -> Decision:
         state, config = self.state, self.config
         if state.held:
             return self._decision("hold", evidence.words)
@@ -296,18 +296,18 @@ class RescuePolicy:
         incident.onset = min(incident.onset, evidence.since)
         incident.farthest = max(incident.farthest, evidence.step)
         if incident.observed_until is not None:
-            return self._observe(incident, evidence, back)
+            return self._observe(incident, evidence, loss_recovered)
         self._apply_remedy(evidence)
         target = self._target(incident, evidence)
         if target is None:
-            return self._exhausted(incident, evidence, back)
+            return self._exhausted(incident, evidence, loss_recovered)
         cost = evidence.step - target
         over = (
             incident.repeated + cost > self.budget
             or state.repeated + cost > self.budget + config.share * evidence.step
         )
         if over or "retry" not in config.remedies:
-            return self._exhausted(incident, evidence, back)
+            return self._exhausted(incident, evidence, loss_recovered)
         incident.tries += 1
         incident.repeated += cost
         state.repeated += cost
@@ -362,16 +362,21 @@ class RescuePolicy:
         if evidence.kind == "settings" and "settings" in config.remedies:
             state.settings = True
 
-    def _exhausted(self, incident: Incident, evidence: Evidence, back: bool | None) -> Decision:
+    def _exhausted(
+        self, incident: Incident, evidence: Evidence, loss_recovered: bool | None
+    ) -> Decision:
         """No try is left: hold, or follow the training for a while if the loss is back."""
         if "hold" not in self.config.remedies:
             return self._decision()
-        incident.observed_until = evidence.step + self.config.observe * (back is not False)
-        return self._observe(incident, evidence, back=None)
+        observe = 0 if loss_recovered is False else self.config.observe
+        incident.observed_until = evidence.step + observe
+        return self._observe(incident, evidence, loss_recovered=None)
 
-    def _observe(self, incident: Incident, evidence: Evidence, back: bool | None) -> Decision:
+    def _observe(
+        self, incident: Incident, evidence: Evidence, loss_recovered: bool | None
+    ) -> Decision:
         assert incident.observed_until is not None
-        if back and evidence.kind not in BLIND:
+        if loss_recovered and evidence.kind not in INVISIBLE_IN_LOSS:
             return self._decision()
         if evidence.step < incident.observed_until and evidence.kind != "not_finite":
             return self._decision()

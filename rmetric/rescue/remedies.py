@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from rmetric.monitor.fsdp import OwnReduceScatter, reduce_scatter_of
 from rmetric.monitor.gradients import is_sharded
-from rmetric.rescue.snapshot import put, settings_of
+from rmetric.rescue.snapshot import assign_in_place, settings_of
 
 
 class PlannedSettings:
@@ -35,11 +35,8 @@ class PlannedSettings:
             return
         rates = self._rates(schedulers)
         for place, group in enumerate(self._optimizer.param_groups):
-            planned = dict(self._groups[place])
-            if rates is not None:
-                planned["lr"] = rates[place]
-            for key, value in planned.items():
-                put(group, key, value)
+            rate = {} if rates is None else {"lr": rates[place]}
+            assign_in_place(group, self._groups[place] | rate)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The planned settings that are numbers, as plain values."""
@@ -53,8 +50,8 @@ class PlannedSettings:
         """
         if len(groups) == len(self._groups):
             for group, planned in zip(self._groups, groups, strict=True):
-                for key, value in planned.items():
-                    put(group, key, tuple(value) if isinstance(value, list) else value)
+                values = {k: tuple(v) if isinstance(v, list) else v for k, v in planned.items()}
+                assign_in_place(group, values)
 
     def _rates(self, schedulers: Iterable[Any]) -> list[Any] | None:
         for scheduler in schedulers:

@@ -191,13 +191,14 @@ def _load(part: Any, method: str, state: Any) -> None:
     getattr(part, method)(copy.deepcopy(state))
 
 
-def put(values: dict[Any, Any], key: Any, value: Any) -> None:
-    """Set a value; one that is a tensor, which a compiled optimiser holds on to, in its place."""
-    there = values.get(key)
-    if isinstance(there, Tensor) and isinstance(value, (Tensor, int, float)):
-        local(there.detach()).copy_(torch.as_tensor(value))
-    else:
-        values[key] = copy.deepcopy(value)
+def assign_in_place(values: dict[Any, Any], new: Mapping[Any, Any]) -> None:
+    """Set new values; a tensor, which a compiled optimiser holds on to, in its place."""
+    for key, value in new.items():
+        there = values.get(key)
+        if isinstance(there, Tensor) and isinstance(value, (Tensor, int, float)):
+            local(there.detach()).copy_(torch.as_tensor(value))
+        else:
+            values[key] = copy.deepcopy(value)
 
 
 def settings_of(optimizer: Any) -> list[dict[str, Any]]:

@@ -22,14 +22,14 @@ from rmetric.monitor.actions.checkpoint_file import set_random_state
 from rmetric.monitor.gradients import local
 from rmetric.rescue.data_position import NoData
 from rmetric.rescue.disk import SnapshotFolder
-from rmetric.rescue.evidence import LossLevel
+from rmetric.rescue.judgement import LossLevel
 from rmetric.rescue.policy import Decision, RescueConfig, RescuePolicy
 from rmetric.rescue.snapshot import (
     Buffer,
     Parts,
     Snapshot,
     aligned,
-    put,
+    assign_in_place,
     restorers,
     settings_of,
     small_state,
@@ -294,13 +294,11 @@ class SnapshotKeeper:
             now = optimizer.state[parameter]
             for key in [key for key in now if key not in state]:
                 del now[key]
-            for key, value in state.items():
-                put(now, key, value)
+            assign_in_place(now, state)
         for group, settings in zip(optimizer.param_groups, snapshot.groups, strict=True):
             for key in [key for key in group if key not in settings and key != "params"]:
                 del group[key]
-            for key, value in settings.items():
-                put(group, key, value)
+            assign_in_place(group, settings)
 
     # -- memory
 

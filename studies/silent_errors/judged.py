@@ -6,13 +6,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import rmetric
 from rmetric.monitor import Monitor, MonitorConfig
 
 _MONITORS: list[Monitor] = []
@@ -82,7 +82,6 @@ def watch(model: Any, optimizer: Any, scheduler: Any = None, **more: Any) -> _Wa
 def __getattr__(name: str) -> Any:
     if name not in ("trainer_callback", "lightning_callback"):
         raise AttributeError(name)
-    trainer = "hugging_face" if name == "trainer_callback" else "lightning"
-    module = import_module(f"rmetric.integrations.{trainer}")
-    globals()[name] = module.RMetricCallback()
+    kind = "HuggingFaceCallback" if name == "trainer_callback" else "LightningCallback"
+    globals()[name] = getattr(rmetric, kind)()
     return globals()[name]

@@ -114,7 +114,6 @@ def plain(folder, part, rank=None):
 def trainer(folder, part):
     """The Trainer of Hugging Face."""
     transformers = pytest.importorskip("transformers")
-    from rmetric.integrations.hugging_face import RMetricCallback
 
     class Averages(transformers.TrainerCallback):
         def on_train_begin(self, args, state, control, model=None, **_):
@@ -134,7 +133,7 @@ def trainer(folder, part):
         vocab_size=WORDS, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=16, attention_dropout=0.1,
     )  # fmt: skip
-    callback = RMetricCallback(folder / "run.jsonl")
+    callback = trainers.make_callback("hugging_face", folder / "run.jsonl")
     rows = [{"input_ids": t[0].tolist(), "labels": t[0].tolist()} for t in batches(60)]
     saved, skip = folder / f"out/checkpoint-{SAVED}", transformers.trainer.skip_first_batches
     with pytest.MonkeyPatch.context() as patch:
@@ -162,7 +161,6 @@ def trainer(folder, part):
 def lightning(folder, part):
     """Lightning's Trainer, with averages by its own callback."""
     pl = pytest.importorskip("lightning.pytorch")
-    from rmetric.integrations.lightning import RMetricCallback
 
     class Module(Model, pl.LightningModule):
         def training_step(self, batch, _):
@@ -174,7 +172,8 @@ def lightning(folder, part):
             return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     pl.seed_everything(0, verbose=False)
-    callback, path = RMetricCallback(folder / "run.jsonl"), folder / f"{SAVED}.ckpt"
+    callback = trainers.make_callback("lightning", folder / "run.jsonl")
+    path = folder / f"{SAVED}.ckpt"
     if part is not None:
         saved = torch.load(path, weights_only=False)
         lose(part, saved["optimizer_states"][0], saved["lr_schedulers"][0])

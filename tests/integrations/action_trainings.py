@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rmetric.logs import read_log
 from rmetric.monitor import Monitor, MonitorConfig
-from tests.integrations.trainers import TRAINERS, make_scaler
+from tests.integrations.trainers import TRAINERS, make_callback, make_scaler
 from tests.monitor.ranks import on_ranks
 from tests.monitor.training import flat_weights
 
@@ -152,8 +152,6 @@ def plain(folder, actions=None, left_out=(), kind="plain", rank=0):
 def hugging_face(folder, actions=None, left_out=(), precision="32"):
     from transformers import Trainer, TrainerCallback
 
-    from rmetric.integrations.hugging_face import RMetricCallback
-
     class LeaveOut(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
             if state.global_step + 1 in left_out:
@@ -164,25 +162,23 @@ def hugging_face(folder, actions=None, left_out=(), precision="32"):
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
     own = dict(kind=InOrder, logging_strategy="no")
-    return in_trainer("hugging_face", RMetricCallback, LeaveOut, folder, actions, precision, own)
+    return in_trainer("hugging_face", LeaveOut, folder, actions, precision, own)
 
 
 def lightning(folder, actions=None, left_out=(), precision="32"):
     from lightning import Callback
-
-    from rmetric.integrations.lightning import RMetricCallback
 
     class LeaveOut(Callback):
         def on_before_optimizer_step(self, trainer, module, optimizer):
             if trainer.global_step + 1 in left_out:
                 module.zero_grad(set_to_none=True)
 
-    return in_trainer("lightning", RMetricCallback, LeaveOut, folder, actions, precision, {})
+    return in_trainer("lightning", LeaveOut, folder, actions, precision, {})
 
 
-def in_trainer(name, make_callback, leave_out, folder, actions, precision, own):
+def in_trainer(name, leave_out, folder, actions, precision, own):
     log, model = folder / "rank0.jsonl", Net(BAD)
-    callback = make_callback(log, config=CONFIG, actions=actions or ())
+    callback = make_callback(name, log, config=CONFIG, actions=actions or ())
     optimizer = make_optimizer(model)
     trainer = TRAINERS[name](
         model, rows(), folder, [leave_out()] + ([] if actions is None else [callback]),

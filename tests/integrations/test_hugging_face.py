@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="4.50")
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback  # noqa: E402
 
-from rmetric.integrations.hugging_face import RMetricCallback  # noqa: E402
+from rmetric import HuggingFaceCallback  # noqa: E402
 from rmetric.integrations.hugging_face_loop import loop_methods  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from tests.integrations.trainers import EVERYTHING, hugging_face_trainer, records_of  # noqa: E402
@@ -62,7 +62,7 @@ def train(folder, callbacks=(), **settings):
 
 
 def watch(folder, **settings):
-    return RMetricCallback(folder / "run.jsonl", **settings)
+    return HuggingFaceCallback(folder / "run.jsonl", **settings)
 
 
 def stock_log(trainer, key):
@@ -104,10 +104,9 @@ def test_gradient_checkpointing_is_left_alone(tmp_path):
 
 
 def test_the_class_itself_is_one_without_a_log_or_actions(tmp_path):
-    trainer = train(tmp_path, [RMetricCallback, NanAt(4)])
-    [callback] = [
-        hook for hook in trainer.callback_handler.callbacks if isinstance(hook, RMetricCallback)
-    ]
+    trainer = train(tmp_path, [HuggingFaceCallback, NanAt(4)])
+    hooks = trainer.callback_handler.callbacks
+    [callback] = [hook for hook in hooks if isinstance(hook, HuggingFaceCallback)]
     assert callback.monitor.last.step == 6
     assert [(alert.step, alert.source) for alert in callback.monitor.alerts] == [(4, "non_finite")]
     assert callback.monitor.log_path is None

@@ -9,7 +9,7 @@ package = pytest.importorskip("lightning", minversion="2.0")
 from torch import nn  # noqa: E402
 from torch.nn.functional import mse_loss  # noqa: E402
 
-from rmetric.integrations.lightning import RMetricCallback  # noqa: E402
+from rmetric import LightningCallback  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from rmetric.monitor.actions import SkipStep  # noqa: E402
 from tests.integrations.trainers import EVERYTHING, lightning, records_of  # noqa: E402
@@ -101,7 +101,7 @@ def fit(module, folder, callbacks=(), **settings):
 
 
 def watch(folder, **settings):
-    return RMetricCallback(folder / "run.jsonl", **settings)
+    return LightningCallback(folder / "run.jsonl", **settings)
 
 
 def test_a_module_that_clips_in_its_own_way_is_left_alone(tmp_path):
@@ -117,8 +117,13 @@ def test_a_module_that_clips_in_its_own_way_is_left_alone(tmp_path):
 
 
 def test_the_class_itself_is_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"is a class: pass callbacks=\[RMetricCallback\(\)\]"):
-        fit(Module(), tmp_path, [RMetricCallback])
+    with pytest.raises(TypeError, match=r"is a class: pass callbacks=\[LightningCallback\(\)\]"):
+        fit(Module(), tmp_path, [LightningCallback])
+
+
+def test_a_checkpoint_of_the_class_under_its_name_before_is_resumed():
+    assert LightningCallback().state_key == "RMetricCallback"
+    assert type("Own", (LightningCallback,), {})().state_key == "Own"
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])

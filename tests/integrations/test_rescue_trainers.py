@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from rmetric.rescue import Rescue, RescueConfig
-from rmetric.rescue import evidence as evidence_module
 from rmetric.rescue.policy import Evidence
 from rmetric.rescue.recent_batches import RecentBatches
 from tests.rescue.trainers import (
@@ -34,7 +33,7 @@ def rescue(monkeypatch):
 
     def make(*evidence):
         planted = Planted(list(evidence))
-        monkeypatch.setattr(evidence_module, "evidence_of", planted)
+        monkeypatch.setattr("rmetric.rescue.judgement.evidence_of", planted)
         return Rescue(SMALL)
 
     return make

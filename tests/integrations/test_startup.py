@@ -38,9 +38,9 @@ arguments = TrainingArguments("out", max_steps=STEPS, per_device_train_batch_siz
                               report_to="none", save_strategy="no", disable_tqdm=True)
 trainer = Trainer(Net(), arguments, train_dataset=rows, callbacks=CALLBACKS)
 trainer.train()
-names = [type(c).__name__ for c in trainer.callback_handler.callbacks]
+names = [type(c).__name__ for c in trainer.callback_handler.callbacks]  # below: two ranks, one pipe
 finite = all(bool(p.isfinite().all()) for p in trainer.model.parameters())
-print(f"finite {finite} callbacks {names.count('RMetricCallback')} ", end="")  # two ranks, one pipe
+print(f"finite {finite} callbacks {names.count('HuggingFaceCallback')} ", end="")
 """
 LIGHTNING = """
 import torch
@@ -59,7 +59,7 @@ loader = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=4)
 trainer = Trainer(max_steps=6, accelerator="cpu", logger=False, enable_checkpointing=False,
                   enable_progress_bar=False, enable_model_summary=False)
 trainer.fit(Net(), loader)
-print("callbacks", sum(type(c).__name__ == "RMetricCallback" for c in trainer.callbacks))
+print("callbacks", sum(type(c).__name__ == "LightningCallback" for c in trainer.callbacks))
 """
 
 
@@ -115,8 +115,8 @@ def test_a_trainer_that_does_not_know_of_it_is_watched_and_rescued(run, tmp_path
 
 
 def test_a_trainer_that_has_the_callback_gets_no_second_one(run, tmp_path):
-    import_ = "from rmetric.integrations.hugging_face import RMetricCallback\n"
-    script = import_ + program(callbacks="[RMetricCallback('own.jsonl', audits=False)]")
+    import_ = "from rmetric import HuggingFaceCallback\n"
+    script = import_ + program(callbacks="[HuggingFaceCallback('own.jsonl', audits=False)]")
     done = run("--", sys.executable, "-c", script)
     assert "callbacks 1" in done.stdout, done.stderr
     assert steps_of(tmp_path / "own.jsonl") == [*range(1, 7)]

@@ -47,7 +47,6 @@ EVALUATED = [{"inputs": torch.ones(4), "labels": torch.ones(())}] * 2
 
 def train_with_hugging_face(folder, rows, pause):
     transformers = pytest.importorskip("transformers")
-    from rmetric.integrations.hugging_face import RMetricCallback
 
     class Pause(transformers.TrainerCallback):
         def on_evaluate(self, *args, **kwargs):
@@ -55,7 +54,7 @@ def train_with_hugging_face(folder, rows, pause):
 
         on_save = on_epoch_begin = on_evaluate
 
-    callback = RMetricCallback(folder / "run.jsonl")
+    callback = trainers.make_callback("hugging_face", folder / "run.jsonl")
     trainers.hugging_face(
         Linear(), rows, folder, [Pause(), callback], evaluated=EVALUATED, max_steps=STEPS + 8,
         eval_strategy="steps", eval_steps=29, save_strategy="steps", save_steps=31,
@@ -65,7 +64,6 @@ def train_with_hugging_face(folder, rows, pause):
 
 def train_with_lightning(folder, rows, pause):
     lightning = pytest.importorskip("lightning.pytorch")
-    from rmetric.integrations.lightning import RMetricCallback
 
     class Pause(lightning.Callback):
         def on_validation_start(self, *_):
@@ -73,7 +71,7 @@ def train_with_lightning(folder, rows, pause):
 
         on_train_epoch_start = on_validation_start
 
-    callback, net = RMetricCallback(folder / "run.jsonl"), Linear()
+    callback, net = trainers.make_callback("lightning", folder / "run.jsonl"), Linear()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     trainers.lightning(
         net, rows, folder, [Pause(), callback], evaluated=EVALUATED, max_steps=STEPS + 8,

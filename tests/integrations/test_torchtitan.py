@@ -86,7 +86,7 @@ def test_rmetric_run_watches_a_training_of_torchtitan(run, tmp_path):  # noqa: F
     script = "from torchtitan.trainer import Trainer; Trainer().train()"
     done = run("--rescue", "--", sys.executable, "-c", script, PYTHONPATH=str(tmp_path))
     assert done.stdout == "[1, 2, 3, 4, 5, 6, 'close']\n", done.stderr
-    assert "loop cannot go back" in done.stderr
+    assert "torchtitan cannot go back" in done.stderr
     assert f"rmetric: log {tmp_path / 'rmetric.jsonl'}\n" in done.stderr
     assert steps_of(tmp_path / "rmetric.jsonl") == [*range(1, 7)]
 

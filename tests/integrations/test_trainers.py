@@ -9,11 +9,17 @@ pytest.importorskip("transformers", minversion="4.50")
 pytest.importorskip("lightning", minversion="2.0")
 from torch import nn  # noqa: E402
 
-from rmetric.integrations import hugging_face, lightning  # noqa: E402
+import rmetric  # noqa: E402
 from rmetric.monitor import MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
 from rmetric.monitor.pending import Pending  # noqa: E402
-from tests.integrations.trainers import EVERYTHING, TRAINERS, records_of  # noqa: E402
+from tests.integrations.trainers import (  # noqa: E402
+    CALLBACKS,
+    EVERYTHING,
+    TRAINERS,
+    make_callback,
+    records_of,
+)
 from tests.monitor.training import (  # noqa: E402
     FEATURES,
     ROWS,
@@ -23,7 +29,6 @@ from tests.monitor.training import (  # noqa: E402
     without_time,
 )
 
-CALLBACKS = {"hugging_face": hugging_face, "lightning": lightning}
 both = pytest.mark.parametrize("trainer", TRAINERS)
 
 
@@ -107,7 +112,7 @@ def fit(
 
 
 def watch(trainer, folder, **settings):
-    return CALLBACKS[trainer].RMetricCallback(folder / "run.jsonl", **settings)
+    return make_callback(trainer, folder / "run.jsonl", **settings)
 
 
 @both
@@ -139,8 +144,8 @@ def test_the_weights_come_out_bit_equal(tmp_path, trainer, clip, accumulation, p
 @pytest.mark.parametrize("make", [lambda kind: kind, lambda kind: kind()], ids=["class", "object"])
 def test_the_callback_of_the_other_trainer_is_refused(tmp_path, trainer, make):
     [other] = CALLBACKS.keys() - {trainer}
-    with pytest.raises(TypeError, match=rf"pass that of rmetric\.integrations\.{trainer}"):
-        fit(trainer, tmp_path, [make(CALLBACKS[other].RMetricCallback)])
+    with pytest.raises(TypeError, match=rf"takes rmetric\.{CALLBACKS[trainer]}"):
+        fit(trainer, tmp_path, [make(getattr(rmetric, CALLBACKS[other]))])
 
 
 @both
@@ -153,7 +158,7 @@ def test_the_callback_of_the_other_trainer_is_refused(tmp_path, trainer, make):
 def test_wrong_settings_are_refused_when_it_is_made(trainer, settings):
     words = r"SkipStep|config is {}|not an action|about is|hardware is"
     with pytest.raises(TypeError, match=words):
-        CALLBACKS[trainer].RMetricCallback(**settings)
+        make_callback(trainer, **settings)
 
 
 @both

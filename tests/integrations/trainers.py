@@ -6,6 +6,7 @@ from importlib import import_module
 
 import torch
 
+import rmetric
 from rmetric.logs import read_log
 from rmetric.monitor import MonitorConfig
 
@@ -109,3 +110,8 @@ def lightning(
 
 
 TRAINERS = {"hugging_face": hugging_face, "lightning": lightning}
+CALLBACKS = {"hugging_face": "HuggingFaceCallback", "lightning": "LightningCallback"}
+
+
+def make_callback(trainer, *words, **settings):
+    return getattr(rmetric, CALLBACKS[trainer])(*words, **settings)

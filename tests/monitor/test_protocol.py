@@ -55,8 +55,8 @@ OPTIMIZER = sgd(MODEL)
         (MODEL, None, {"actions": print}, r"actions is .*print.*: a list is accepted"),
         (MODEL, None, {"actions": "log"}, "actions is 'log': a list is accepted"),
         (MODEL, None, {"actions": ["log"]}, "'log' is not an action: an Action or a function"),
-        (MODEL, None, {"actions": [Stop]}, r"Stop is a class .* needed, Stop\(\)"),
-        (MODEL, None, {"actions": [Rescue]}, r"Rescue is a class .* needed, Rescue\(\)"),
+        (MODEL, None, {"actions": [Stop]}, r"Stop is a class, .* object, Stop\(\)"),
+        (MODEL, None, {"actions": [Rescue]}, r"Rescue is a class, .* object, Rescue\(\)"),
     ],
 )
 def test_what_can_never_be_right_is_refused_when_it_is_made(model, optimizer, settings, message):

@@ -212,7 +212,7 @@ def test_while_the_interpreter_ends_what_is_submitted_runs_at_once(monkeypatch):
 
 def test_an_error_of_ours_in_a_method_of_the_trainer_costs_the_monitor_alone(caplog):
     module = pytest.importorskip("rmetric.integrations.hugging_face", exc_type=ImportError)
-    callback, owner = module.RMetricCallback(), types.SimpleNamespace(step=lambda: 3)
+    callback, owner = module.HuggingFaceCallback(), types.SimpleNamespace(step=lambda: 3)
     callback.monitor = Monitor(make_model())
     callback._follow(owner, "step", lambda *_: 1 / 0)
     assert [owner.step(), owner.step()] == [3, 3]

@@ -38,8 +38,6 @@ EXPORTS = {
     "rmetric.simulation": {"ARCHITECTURES", "FAULTS", "RunSpec", "simulate"},
     "rmetric.telemetry": {"GpuWatch", "NvmlEvents", "RiskScore"},
 }
-#: Classes that two trainers have under one name.
-OF_TRAINERS = {"HuggingFaceCallback": "RMetricCallback", "LightningCallback": "RMetricCallback"}
 NEED_TORCH = {"Checkpoints", "Guard", "ModelState", "Monitor", "Rescue"}
 HEAVY = {"torch", "pandas", "matplotlib", "sklearn", "seaborn", "scipy", "numpy"}
 MOST_SECONDS = 0.150
@@ -62,7 +60,7 @@ def test_the_list_of_public_names():
 def test_every_public_name_is_there_and_documented(name):
     value = get("rmetric", name)
     if inspect.isclass(value) or inspect.isfunction(value):
-        assert value.__name__ == OF_TRAINERS.get(name, name)
+        assert value.__name__ == name
         assert inspect.getdoc(value)
     if inspect.isfunction(value):
         text = inspect.getdoc(value)
@@ -98,7 +96,7 @@ def test_type_checkers_and_the_interpreter_see_the_same_names(path):
     [branch] = [node for node in tree.body if isinstance(node, ast.If)]
     assert ast.unparse(branch.test) == "TYPE_CHECKING"
     typed = {
-        f"{alias.asname}={alias.name}" if alias.asname else alias.name: node.module
+        alias.name: node.module
         for node in branch.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
@@ -109,8 +107,7 @@ def test_type_checkers_and_the_interpreter_see_the_same_names(path):
     }
     assert offered == typed
     module = ".".join(path.parent.relative_to(ROOT).parts)
-    names = {name.partition("=")[0] for name in offered}
-    assert names <= set(importlib.import_module(module).__all__)
+    assert offered.keys() <= set(importlib.import_module(module).__all__)
 
 
 def test_a_name_that_is_not_offered_is_an_attribute_error():

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from rmetric.monitor.actions.checkpoint_file import random_state, set_random_state
 from rmetric.rescue.agreement import DisagreementError
 from rmetric.rescue.data_position import OwnLoop
-from rmetric.rescue.evidence import LossLevel
+from rmetric.rescue.judgement import LossLevel
 from rmetric.rescue.policy import Decision, RescueConfig, RescuePolicy
 from rmetric.rescue.snapshot import Parts
 from rmetric.rescue.snapshot_keeper import SnapshotKeeper

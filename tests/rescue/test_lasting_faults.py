@@ -4,7 +4,6 @@ Rates that leave their scheduler's are set back before a step is taken: the run 
 """
 
 from functools import partial
-from importlib import import_module
 
 import pytest
 import torch
@@ -100,8 +99,7 @@ def plain(net, rescue, folder):
 
 
 def in_trainer(name, net, rescue, folder, **settings):
-    kind = import_module(f"rmetric.integrations.{name}").RMetricCallback
-    callbacks = [] if rescue is None else [kind(None, actions=[rescue])]
+    callbacks = [] if rescue is None else [trainers.make_callback(name, actions=[rescue])]
     settings |= dict(optimizers=net.settings(), batch_size=ROWS)
     trainers.TRAINERS[name](net, Data(), folder, callbacks, **settings)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.rescue.evidence import LossLevel
+from rmetric.rescue.judgement import LossLevel
 from rmetric.rescue.snapshot_keeper import BUDGET, SnapshotPace
 
 
@@ -23,20 +23,20 @@ def level_of(losses, onset, *, after=()):
 def test_a_loss_that_only_has_noise_is_back_and_one_a_third_higher_is_not(seed, scale, noise):
     rng = np.random.default_rng(seed)
     losses = scale * (2 + noise * rng.normal(size=60)).clip(0.1)
-    assert level_of(losses[:30], 25, after=losses[30:]).is_back
-    assert level_of(losses[:30], 25, after=losses[30:] + scale).is_back is False
+    assert level_of(losses[:30], 25, after=losses[30:]).has_recovered
+    assert level_of(losses[:30], 25, after=losses[30:] + scale).has_recovered is False
 
 
 def test_the_level_before_is_that_of_the_steps_before_the_onset():
     losses = [2.0, 2.1] * 10 + [9.0] * 5
-    assert level_of(losses, 21).is_back is False
-    assert level_of(losses, 21, after=[2.0, 2.1] * 5).is_back
+    assert level_of(losses, 21).has_recovered is False
+    assert level_of(losses, 21, after=[2.0, 2.1] * 5).has_recovered
 
 
 def test_too_few_losses_tell_nothing():
-    assert level_of([2.0, 2.0, 9.0], 3).is_back is None
-    assert level_of([], 1).is_back is None
-    assert level_of([2.0] * 5 + [float("nan")] * 9, 6).is_back
+    assert level_of([2.0, 2.0, 9.0], 3).has_recovered is None
+    assert level_of([], 1).has_recovered is None
+    assert level_of([2.0] * 5 + [float("nan")] * 9, 6).has_recovered
 
 
 def test_a_return_keeps_the_level_before_the_incident():
@@ -44,9 +44,9 @@ def test_a_return_keeps_the_level_before_the_incident():
     level.go_back([(1, 5.0), (2, 5.1)])
     for step in range(3, 13):
         level.update(step, 3.0)
-    assert level.is_back is False
+    assert level.has_recovered is False
     level.forget()
-    assert level.is_back is None
+    assert level.has_recovered is None
 
 
 @given(st.floats(1e-4, 100), st.floats(1e-6, 100))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.records import Record
-from rmetric.rescue.evidence import evidence_of
+from rmetric.rescue.judgement import evidence_of
 from rmetric.rescue.policy import KINDS, REMEDIES, Evidence, RescueConfig, RescuePolicy
 
 
@@ -50,9 +50,9 @@ class Simulated:
                     self.decisions.append(decision)
                 seen = None if early or left_out else evidence
                 back = self.back(self.executed)
-                decision = self.policy.after_step(self.step, seen, back=back)
+                decision = self.policy.after_step(self.step, seen, loss_recovered=back)
                 if self.step == self.steps and decision.action == "go_on":
-                    decision = self.policy.at_end(self.step, back=back)
+                    decision = self.policy.at_end(self.step, loss_recovered=back)
             if decision.action in ("go_back", "hold"):
                 assert decision.to in self.snapshots
                 assert evidence is None or decision.to < evidence.since

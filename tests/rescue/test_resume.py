@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
-from rmetric.rescue import evidence as evidence_module
 from rmetric.rescue.policy import Evidence
 from tests.rescue.test_data import Course, Stateful
 from tests.rescue.trainers import Planted, hugging_face
@@ -177,13 +176,13 @@ def test_the_epoch_goes_on_where_the_sampler_orders_by_it():
 def test_the_trainer_resumes_without_the_batches_that_were_left_out(monkeypatch, tmp_path):
     """From a checkpoint after the stretch, with which the Trainer counts the batches by steps."""
     planted = Evidence(step=23, since=21, kind="data", words="planted")
-    monkeypatch.setattr(evidence_module, "evidence_of", Planted([planted, planted]))
+    monkeypatch.setattr("rmetric.rescue.judgement.evidence_of", Planted([planted, planted]))
     settings = {"save_strategy": "steps", "save_steps": 27}
     first = Rescue(SMALL)
     found = hugging_face(tmp_path, [first], **settings)
     # Step 21 has the batch of step 30: the second epoch's batches 2 to 10 are left out.
     assert [e["skipped"] for e in first.decisions] == [None, [21, 29]]
-    monkeypatch.setattr(evidence_module, "evidence_of", Planted([]))
+    monkeypatch.setattr("rmetric.rescue.judgement.evidence_of", Planted([]))
     second = Rescue(SMALL)
     resumed = hugging_face(
         tmp_path / "resumed", [second], resume=str(found.folder / "checkpoint-27"), **settings

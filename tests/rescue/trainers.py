@@ -103,15 +103,13 @@ def noting(callback, hooks, place):
     return callback
 
 
-def in_trainer(
-    name, make_callback, notes, net, folder, actions, *, data=None, half=False, **settings
-):
+def in_trainer(name, notes, net, folder, actions, *, data=None, half=False, **settings):
     """The trainer after its training, watched unless `actions` is None."""
-    log = folder / "run.jsonl"
-    monitor = [] if actions is None else [make_callback(log, config=MONITOR, actions=actions)]
+    own = dict(config=MONITOR, actions=actions)
+    watched = [] if actions is None else [trainers.make_callback(name, folder / "run.jsonl", **own)]
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     return trainers.TRAINERS[name](
-        net, data or Rows(ROWS * EPOCH), folder, [notes, *monitor], batch_size=ROWS,
+        net, data or Rows(ROWS * EPOCH), folder, [notes, *watched], batch_size=ROWS,
         optimizers=(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)),
         evaluated=Rows(ROWS), precision="fp16" if half else "32", **settings,
     )  # fmt: skip
@@ -127,18 +125,13 @@ def skip_without_the_loop():
 def hugging_face(folder, actions=None, *, wrong=(), **settings):
     from transformers import TrainerCallback
 
-    from rmetric.integrations.hugging_face import RMetricCallback
-
     if actions is not None:
         skip_without_the_loop()
-
     hooks = {"on_step_end": "step", "on_evaluate": "evaluate", "on_epoch_end": "epoch"}
     notes = noting(TrainerCallback(), hooks, lambda _, state, *__: (state.global_step, state.epoch))
     net = Net(wrong)
     usual = dict(logging_steps=1, num_train_epochs=EPOCHS)
-    trainer = in_trainer(
-        "hugging_face", RMetricCallback, notes, net, folder, actions, **usual | settings
-    )
+    trainer = in_trainer("hugging_face", notes, net, folder, actions, **usual | settings)
     history = [row for row in trainer.state.log_history if "loss" in row or "eval_loss" in row]
     return Outcome(
         flat_weights(net), trainer.state.global_step, net.seen, history, notes.calls, folder / "out"
@@ -148,15 +141,11 @@ def hugging_face(folder, actions=None, *, wrong=(), **settings):
 def lightning(folder, actions=None, *, wrong=(), data=None, **settings):
     import lightning as package
 
-    from rmetric.integrations.lightning import RMetricCallback
-
     hooks = {"on_train_batch_end": "step", "on_validation_end": "evaluate"}
     hooks["on_train_epoch_end"] = "epoch"
     notes = noting(package.Callback(), hooks, lambda of, *_: (of.global_step, of.current_epoch))
     package.seed_everything(42, verbose=False)
     net = Net(wrong)
     usual = dict(max_epochs=EPOCHS, shuffle=not isinstance(data, IterableDataset))
-    trainer = in_trainer(
-        "lightning", RMetricCallback, notes, net, folder, actions, data=data, **usual | settings
-    )
+    trainer = in_trainer("lightning", notes, net, folder, actions, data=data, **usual | settings)
     return Outcome(flat_weights(net), trainer.global_step, net.seen, calls=notes.calls)

@@ -1,7 +1,8 @@
 """A small training that a rescue follows: plain, on two ranks, sharded; with bad steps put in."""
 
-import contextlib
 import random
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import rmetric.rescue.evidence as evidence_module
 from rmetric.monitor import Monitor, MonitorConfig
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue.policy import Evidence
@@ -78,15 +78,10 @@ def bad(at, *, since=None, times=1, kind="unknown", worker=None):
     return evidence_of
 
 
-@contextlib.contextmanager
 def instead_of_detector(evidence_of):
-    before = evidence_module.evidence_of
-    if evidence_of is not None:
-        evidence_module.evidence_of = evidence_of
-    try:
-        yield
-    finally:
-        evidence_module.evidence_of = before
+    if evidence_of is None:
+        return nullcontext()
+    return patch("rmetric.rescue.judgement.evidence_of", evidence_of)
 
 
 def train(

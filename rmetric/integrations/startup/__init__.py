@@ -1,4 +1,4 @@
-"""The callback in trainings whose program nobody edits: `rmetric run -- COMMAND`.
+"""The callback in trainings whose program is not edited: `rmetric run -- COMMAND`.
 
 The folder of this package is put on PYTHONPATH. Each Python of the command finds its
 `sitecustomize` there, which waits for a trainer's module to be imported. `attach` then lets the
@@ -8,7 +8,7 @@ trainer begin each training with our callback. What it does is set by environmen
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -60,8 +60,8 @@ def lightning_callbacks() -> list[Any]:
         if not is_on("lightning", os.environ):
             return []
         settings = settings_of(os.environ)
-        return [import_module("rmetric.integrations.lightning").RMetricCallback(**settings)]
-    except Exception as error:  # of ours: it costs the monitor, not the training
+        return [import_module("rmetric").LightningCallback(**settings)]
+    except Exception as error:  # an error of ours must not end the training
         logger.error("rmetric: %s: no training is watched", error)
         return []
 
@@ -69,41 +69,41 @@ def lightning_callbacks() -> list[Any]:
 def attach(module: ModuleType) -> None:
     """Let the class `Trainer` of a module, and its subclasses, begin trainings with a callback.
 
-    Only then, and not when a trainer is made, is it known that nobody else adds one.
+    Only then, and not when a trainer is made, is it known whether it has a callback of its own.
     """
     package = module.__name__.partition(".")[0]
-    method, integration, add = _WAYS.get(package, _LIGHTNING)
+    method, integration, name, add = _WAYS.get(package, _LIGHTNING)
     begin = getattr(module.Trainer, method)
 
     @wraps(begin)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            add(self, import_module(f"rmetric.integrations.{integration}"))
-        except Exception as error:  # of ours: it costs the monitor, not the training
+            add(self, getattr(import_module(f"rmetric.integrations.{integration}"), name))
+        except Exception as error:  # an error of ours must not end the training
             logger.error("rmetric: %s: this training is not watched", error)
         return begin(self, *args, **kwargs)
 
     setattr(module.Trainer, method, watched)
 
 
-def _add_callback(trainer: Any, integration: ModuleType) -> None:
+def _add_callback(trainer: Any, callback_class: type) -> None:
     """Add a callback with the settings of the environment, if the trainer has none."""
     handler = getattr(trainer, "callback_handler", trainer)
-    if any(isinstance(callback, integration.RMetricCallback) for callback in handler.callbacks):
+    if any(isinstance(each, callback_class) for each in handler.callbacks):
         return
     settings = settings_of(os.environ)
     # First: Lightning wants those that save checkpoints to be the last.
-    handler.callbacks.insert(0, integration.RMetricCallback(**settings))
+    handler.callbacks.insert(0, callback_class(**settings))
     _print_settings(settings)
 
 
-def _watch_metrics(trainer: Any, integration: ModuleType) -> None:
+def _watch_metrics(trainer: Any, watch: Callable[..., Any]) -> None:
     """Watch what torchtitan logs. No step can be left out there, and no step be taken again."""
     settings = settings_of({**os.environ, VARIABLES["rescue"]: "0"}) | {"audits": False}
     if is_on("rescue", os.environ):
-        logger.error("rmetric: torchtitan's loop cannot go back: rescue is off, alarms are told")
+        logger.error("rmetric: rescue is off, alarms are only reported: torchtitan cannot go back")
     schedule = trainer.config.parallelism.pipeline_parallel_schedule
-    if integration.watch(trainer.metrics_processor, pp_schedule=schedule, **settings):
+    if watch(trainer.metrics_processor, pp_schedule=schedule, **settings):
         _print_settings(settings)
 
 
@@ -113,11 +113,11 @@ def _print_settings(settings: Mapping[str, Any]) -> None:
         print(f"rmetric: log {settings['log']}{actions}", file=sys.stderr, flush=True)
 
 
-_LIGHTNING = "fit", "lightning", _add_callback
-#: Package of a trainer -> the method that trains, our module for it, and what adds us to it.
+_LIGHTNING = "fit", "lightning", "LightningCallback", _add_callback
+#: Package of a trainer -> the method that trains, our module, what it has, and what adds that.
 _WAYS = {
-    "transformers": ("train", "hugging_face", _add_callback),
-    "torchtitan": ("train", "torchtitan", _watch_metrics),
+    "transformers": ("train", "hugging_face", "HuggingFaceCallback", _add_callback),
+    "torchtitan": ("train", "torchtitan", "watch", _watch_metrics),
 }
 
 

@@ -52,7 +52,7 @@ class TrainerFinder:
 def _attach(module: ModuleType) -> None:
     try:
         import_module("rmetric.integrations.startup").attach(module)
-    except Exception as error:  # of ours: it costs the monitor, not the training
+    except Exception as error:  # an error of ours must not end the training
         words = f"rmetric: {error}: nothing is watched in {sys.executable}"
         print(words, file=sys.stderr, flush=True)
 

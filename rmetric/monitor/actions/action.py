@@ -24,9 +24,9 @@ logger = logging.getLogger("rmetric")
 
 #: In `on`: the decisions of a rescue.
 RESCUE = "rescue"
-#: Of a parameter group; schedulers keep the last three there.
+#: Rates of a parameter group; schedulers keep the last three there.
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
-#: Of a scheduler, one value a parameter group.
+#: Rates of a scheduler, each a list with one value for each parameter group.
 BASE_RATES = ("base_lrs", "max_lrs")
 
 
@@ -254,7 +254,7 @@ class CutLearningRate(Action):
         logger.warning("rmetric: learning rate %s (%s)", change, alert)
         self._ratio_of_cut = ratios[0]
         self._rate = monitor.weights_step + 1, float(groups[0]["lr"])
-        monitor.acted(f"learning rate {change}")
+        monitor.record_change(f"learning rate {change}")
 
     def record(self, record: Record, monitor: Monitor) -> None:
         """Report it once if a scheduler has taken the last cut back."""
@@ -270,10 +270,8 @@ class CutLearningRate(Action):
             self._rate = None
             logger.warning(
                 "rmetric: the learning rate is back at %g at step %d: a scheduler has undone the "
-                "cut. Pass it in as CutLearningRate(scheduler=...)",
-                rate,
-                record.step,
-            )
+                "cut. Pass it in as CutLearningRate(scheduler=...)", rate, record.step,
+            )  # fmt: skip
 
     def _ratio(self, rate: float) -> float:
         if rate <= self.floor:
@@ -306,7 +304,7 @@ def as_action(action: Action | Callable[[Alert], None]) -> Action:
     """A plain function becomes a Callback. Raises TypeError for what is neither."""
     if isinstance(action, type):
         name = action.__name__
-        raise TypeError(f"{name} is a class and no action: an object is needed, {name}()")
+        raise TypeError(f"{name} is a class, not an action: pass an object, {name}()")
     if isinstance(action, Action):
         return action
     if callable(action):

@@ -217,9 +217,9 @@ class EmergencyCheckpoint(Action):
     A checkpoint of a step after the onset of an open alarm is suspect: its name ends in
     ``.suspect.pt``, and it never causes the deletion of a clean one.
 
-    Weaknesses: sharded parameters (FSDP2) are refused. Of several ranks only the first one's random
-    numbers are kept. Random numbers that an evaluation drew between two steps are not drawn again.
-    Each step copies the state of the generators.
+    Weaknesses: sharded parameters (FSDP2) are refused. The random numbers of ranks after the
+    first are not kept. Random numbers that an evaluation drew between two steps are not drawn
+    again. Each step copies the state of the generators.
 
     Args:
         folder: for the checkpoints; made where it is missing.

@@ -55,7 +55,7 @@ class Webhook(Action):
     ``pagerduty+https://...`` chooses another. PagerDuty's key is the parameter ``routing_key`` of
     the URL.
 
-    It posts from a thread of its own, on the first rank alone. Of one source of alerts, and of one
+    It posts from a thread of its own, on the first rank alone. For each source of alerts, and each
     kind of decision, at most one message is sent in `min_interval`; the next has the number of
     those held back. The address is a secret: it appears in no log, no repr and no exception. A
     message that the server does not take is reported in the log and not sent again.

@@ -21,7 +21,7 @@ from torch import Tensor
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.monitor.rules import StepRules
 from rmetric.records import Record
-from rmetric.rescue.evidence import LossLevel, evidence_of
+from rmetric.rescue.judgement import LossLevel, evidence_of
 from rmetric.rescue.policy import REMEDIES, Decision, Evidence, RescueConfig, RescuePolicy
 from studies.fault_lab.rescue.runner import EVERY, GO_ON, Seen, Treatment
 from studies.fault_lab.training import BETA1, BETA2, Average, Settings, Training
@@ -293,9 +293,10 @@ class Rescue(Treatment):
             evidence = evidence_of(self.detector, record.step)
             if evidence is not None and evidence.worker is not None and self._kept:
                 evidence = replace(evidence, worker=self._kept[evidence.worker])
-        decision = self.policy.after_step(record.step, evidence, back=self._level.is_back)
+        recovered = self._level.has_recovered
+        decision = self.policy.after_step(record.step, evidence, loss_recovered=recovered)
         if record.step == self.total_steps and decision.action == "go_on":
-            decision = self.policy.at_end(record.step, back=self._level.is_back)
+            decision = self.policy.at_end(record.step, loss_recovered=recovered)
         incident = self.policy.state.incident
         if incident is None:
             self._level.forget()

@@ -26,15 +26,15 @@ _OF_TRAINING_LOSS = frozenset({"loss_jump", "loss_drift", "loss_climb"})
 #: by this share.
 _EARLY_RISE, _IN_A_ROW = 0.3, 3
 #: Below this probe_rise, in units of 2 %, the probe loss does not speak against the weights.
-_USUAL = 3.25
-#: Losses of a level, and those that it needs at least.
-_LEVEL, _LEAST = 10, 3
+_PROBE_RISE = 3.25
+#: One loss is noise, so a level is a mean; of fewer losses the noise cannot be estimated.
+_LEVEL_WINDOW, _MIN_LEVEL_LOSSES = 10, 3
 #: Losses kept: an alarm is raised up to so many steps after its onset.
-_KEPT = 60
-#: Two levels are the same within so many standard errors, or within this share.
-_ERRORS, _SHARE = 4.0, 0.01
-#: A detector that has seen fewer records knows nothing; it is shown what a return takes from it.
-_COLD = 40
+_LOSSES_KEPT = 60
+#: A rise that noise explains does not count, nor does one of 1 %: some losses have no noise.
+_MAX_STANDARD_ERRORS, _MAX_RELATIVE_RISE = 4.0, 0.01
+#: A detector needs so many records to judge; after a rollback it gets those that it lost again.
+_WARM_UP_RECORDS = 40
 
 
 def evidence_of(detector: CalibratedDetector, step: int) -> Evidence | None:
@@ -60,7 +60,7 @@ def kind_of(detector: CalibratedDetector) -> tuple[str, int | None]:
         return "worker", detector.odd_worker
     if not unusual.isdisjoint(("update_size", "rate_beyond")):
         return "settings", None
-    if unusual <= _OF_TRAINING_LOSS and detector.statistics.get("probe_rise", 0.0) < _USUAL:
+    if unusual <= _OF_TRAINING_LOSS and detector.statistics.get("probe_rise", 0.0) < _PROBE_RISE:
         return "data", None
     return "unknown", None
 
@@ -76,12 +76,12 @@ class LossLevel:
     >>> for step, loss in enumerate([2.0, 2.1, 2.0, 2.1, 4.0, 4.1, 4.0], start=1):
     ...     level.update(step, loss)
     >>> level.mark(onset=5)
-    >>> level.is_back
+    >>> level.has_recovered
     False
     """
 
     def __init__(self) -> None:
-        self._losses: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+        self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES_KEPT)
         self._limit: float | None = None
 
     def update(self, step: int, loss: float | None) -> None:
@@ -90,29 +90,29 @@ class LossLevel:
 
     def mark(self, onset: int) -> None:
         """An incident begins; the level before it is that of the steps before `onset`."""
-        before = [loss for step, loss in self._losses if step < onset][-_LEVEL:]
-        if self._limit is not None or len(before) < _LEAST:
+        before = [loss for step, loss in self._losses if step < onset][-_LEVEL_WINDOW:]
+        if self._limit is not None or len(before) < _MIN_LEVEL_LOSSES:
             return
         variance = fmean((b - a) ** 2 for a, b in pairwise(before)) / 2
         level, error = fmean(before), (2 * variance / len(before)) ** 0.5
-        self._limit = level + max(_ERRORS * error, _SHARE * abs(level))
+        self._limit = level + max(_MAX_STANDARD_ERRORS * error, _MAX_RELATIVE_RISE * abs(level))
 
     def forget(self) -> None:
         self._limit = None
 
     @property
-    def is_back(self) -> bool | None:
+    def has_recovered(self) -> bool | None:
         """Whether the level is at most that of before; None where too few losses are known."""
-        if self._limit is None or len(self._losses) < _LEAST:
+        if self._limit is None or len(self._losses) < _MIN_LEVEL_LOSSES:
             return None
-        return fmean(loss for _, loss in list(self._losses)[-_LEVEL:]) <= self._limit
+        return fmean(loss for _, loss in list(self._losses)[-_LEVEL_WINDOW:]) <= self._limit
 
     def state(self) -> list[tuple[int, float]]:
         return list(self._losses)
 
     def go_back(self, state: list[tuple[int, float]]) -> None:
         """Return to the losses of a snapshot; the level before the incident stays known."""
-        self._losses = deque(state, maxlen=_KEPT)
+        self._losses = deque(state, maxlen=_LOSSES_KEPT)
 
 
 class Judgement:
@@ -129,7 +129,7 @@ class Judgement:
         self.own: Evidence | None = None  # of this rank's detector at its last record
         self.unsent: Evidence | None = None  # that the other ranks have not received
         self._judged = 0  # last step of the training, once its record is judged
-        self._first_records: deque[Record] = deque(maxlen=_COLD)
+        self._first_records: deque[Record] = deque(maxlen=_WARM_UP_RECORDS)
         self._gave_up = False  # in this incident, and it is reported
 
     def restart(self, policy: RescuePolicy) -> None:
@@ -151,12 +151,12 @@ class Judgement:
         """
         if record.step == self._judged:
             return
-        if record.step <= _COLD:
+        if record.step <= _WARM_UP_RECORDS:
             self._first_records.append(record)
         self.own = evidence = self._evidence(record, detector, workers)
         self.unsent = evidence or self.unsent  # a snapshot may complete a second record
         if alone and self.due is None:
-            self.after_step(record.step, evidence, back=self.level.is_back)
+            self.after_step(record.step, evidence, loss_recovered=self.level.has_recovered)
 
     def take_last_record(self, record: Record, detector: CalibratedDetector) -> None:
         """Take the record of the last step of a single process, before its detector does."""
@@ -191,11 +191,13 @@ class Judgement:
             evidence = Evidence(step=step, since=step, kind=kind, words=reason)
         return self._note(self.policy.before_update(step, evidence), step)
 
-    def after_step(self, step: int, evidence: Evidence | None, *, back: bool | None = None) -> None:
-        self._note(self.policy.after_step(step, evidence, back=back), step)
+    def after_step(
+        self, step: int, evidence: Evidence | None, *, loss_recovered: bool | None = None
+    ) -> None:
+        self._note(self.policy.after_step(step, evidence, loss_recovered=loss_recovered), step)
 
-    def at_end(self, step: int, *, back: bool | None) -> None:
-        self._note(self.policy.at_end(step, back=back), step)
+    def at_end(self, step: int, *, loss_recovered: bool | None) -> None:
+        self._note(self.policy.at_end(step, loss_recovered=loss_recovered), step)
 
     def _note(self, decision: Decision, step: int) -> Decision:
         """Keep what is to be done between two steps."""
@@ -221,7 +223,7 @@ class Judgement:
         state.snapshots = [kept for kept in state.snapshots if kept <= step]
         self._judged = 0
         self.level.go_back(losses)
-        known, self._first_records = self._first_records, deque(maxlen=_COLD)
+        known, self._first_records = self._first_records, deque(maxlen=_WARM_UP_RECORDS)
         for record in known:
             if record.step <= step:
                 self._first_records.append(record)
