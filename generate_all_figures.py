@@ -24,11 +24,10 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rmetric._util.errors import ends_at_once
+from studies.common.command import FAILED, ends_at_once, fail
 
 with ends_at_once():
     import studies.paper  # noqa: F401 (first: it names the extra that is missing)
-    from rmetric._util.errors import FAILED, fail
     from rmetric.evaluation import Study, UnusableStudy, read_study
     from rmetric.logs import write_atomically
     from rmetric.reporting.style import save, style

@@ -28,10 +28,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rmetric._util.errors import ends_at_once
+from studies.common.command import FAILED, ends_at_once, fail
 
 with ends_at_once():
-    from rmetric._util.errors import FAILED, fail
     from rmetric.evaluation import Study, UnusableStudy, read_study
     from rmetric.logs import write_atomically
     from studies.common.real_runs import read_summaries

@@ -1,18 +1,17 @@
 """Replay training logs that exist already: `rmetric replay`, from a clone of the repository.
 
 Reads our own logs and the authors', Hugging Face trainer_state.json, and any CSV or
-JSONL with a step and a loss; files, folders, globs, .gz too. The first 20 runs are drawn.
-See docs/replay.md.
+JSONL with a step and a loss; files, folders, globs, .gz too. Without a PATH it reads the folder
+logs_FULL_METRIC. The first 20 runs are drawn. See docs/replay.md.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from rmetric._util.errors import ends_at_once
+from studies.common.command import ends_at_once, exit_with
 
 with ends_at_once():
-    from rmetric._util.errors import exit_with
     from rmetric.cli import replay
 
 
@@ -23,6 +22,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     replay.add_arguments(parser, num_plots=20)
+    parser.set_defaults(paths=["logs_FULL_METRIC"])
     return parser.parse_args(arguments)
 
 

@@ -23,12 +23,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rmetric._util.errors import ends_at_once
+from studies.common.command import add_jobs, add_preset, ends_at_once
 
 with ends_at_once():
     from tqdm import tqdm
 
-    from rmetric._util.options import add_jobs, add_preset
     from rmetric.metric import MODES, PRESETS
     from rmetric.simulation.published import published_specs
     from rmetric.simulation.study import (

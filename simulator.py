@@ -20,12 +20,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rmetric._util.errors import ends_at_once
+from studies.common.command import add_preset, ends_at_once
 
 with ends_at_once():
-    from rmetric._util.errors import require
-    from rmetric._util.options import add_preset
-    from rmetric._util.printed import counted
     from rmetric.logs import log_path, run_lines, start_line, write_atomically
     from rmetric.metric import MODES, PRESETS, RMetric, RMetricConfig
     from rmetric.records import Run, Truth
@@ -152,7 +149,8 @@ def published_run(arguments: argparse.Namespace) -> RequestedRun:
             f"known are {', '.join(known)}"
         )
     seed = arguments.seed
-    require("seed", seed, 0 <= seed < 2**63, "at least 0 and below 2^63")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed}: it must be at least 0 and below 2^63")
     name = f"{arguments.architecture}_{arguments.fault}_published_seed{seed}"
     spec = PublishedSpec(
         experiment_id=name if arguments.id is None else arguments.id,
@@ -224,7 +222,8 @@ def describe(run: Run, requested: RequestedRun, config: RMetricConfig) -> str:
     metric = RMetric(config)
     alarms = [record.step for record in run.records if metric.update(record).alarm]
     if alarms:
-        lines.append(f"R-Metric: {counted(len(alarms), 'alarm')}, the first at step {alarms[0]}")
+        number = "1 alarm" if len(alarms) == 1 else f"{len(alarms):,} alarms"
+        lines.append(f"R-Metric: {number}, the first at step {alarms[0]}")
     else:
         lines.append("R-Metric: no alarm")
     return "\n".join(lines)

@@ -29,15 +29,6 @@ def add_jobs(
     )  # fmt: skip
 
 
-def add_preset(parser: argparse.ArgumentParser) -> None:
-    """Add `--preset`, whose weights of R a simulated log states: the paper's or its code's."""
-    parser.add_argument(
-        "--preset", choices=["simulation", "authors_simulator"], default="simulation",
-        help="settings of R: simulation, with the paper's weights 0.10 / 0.45 / 0.70, or "
-        "authors_simulator, with 0 / 0.50 / 0.78 of its authors' code (default: %(default)s)",
-    )  # fmt: skip
-
-
 def number(
     text: str, words: str = "a number from 0 is accepted", below: float = float("inf")
 ) -> float:

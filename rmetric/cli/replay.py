@@ -29,7 +29,6 @@ from rmetric.readers import split_files
 if TYPE_CHECKING:
     from rmetric.reporting.replay_report import Replayed
 
-DEFAULT_LOGS = "logs_FULL_METRIC"
 DEFAULT_OUT = Path("results/replay")
 #: The table in a folder of results, as `replay_report` names it, which takes long to load.
 INDEX = "index.csv"
@@ -46,7 +45,6 @@ _ENDED = {
     "not_applicable": "was healthy, the fault had nothing to act on",
 }
 EXAMPLES = """examples:
-  rmetric replay
   rmetric replay checkpoint-500/trainer_state.json --out results/mine
   rmetric replay 'runs/**/*.csv' --map loss=train/ce --map eval_loss=val/ce
   rmetric replay runs/ --exit-on-alarm
@@ -60,8 +58,7 @@ or learns nothing, or its audits found an error, 5 no verdict is possible, 0 all
 def add_arguments(parser: argparse.ArgumentParser, num_plots: int = 0) -> None:
     """Args: num_plots: runs that are drawn where nothing else is asked for."""
     add = parser.add_argument
-    add("paths", nargs="*", type=path_in, default=[DEFAULT_LOGS], metavar="PATH",
-        help=f"log, folder or glob (default: {DEFAULT_LOGS})")  # fmt: skip
+    add("paths", nargs="*", type=path_in, metavar="PATH", help="log, folder or glob")
     add("--out", type=path_out, metavar="DIR",
         help=f"folder for the results (default: {DEFAULT_OUT}, with a number where its index "
         "holds other runs)")  # fmt: skip
@@ -98,11 +95,12 @@ def run(options: argparse.Namespace) -> int:
 
     from rmetric.reporting.replay_report import replay_logs
 
+    if not options.paths:
+        return fail("PATH is missing: a log, a folder of logs or a glob is accepted")
     try:
         found, rest = split_files(options.paths)
     except ValueError as error:
-        hint = "; run_modern_experiments.py writes it" if options.paths == [DEFAULT_LOGS] else ""
-        return fail(f"{error}{hint}")
+        return fail(error)
     if options.out is None:
         options.out = free_folder(DEFAULT_OUT, found)
     if code := _refused(options.out):

@@ -179,9 +179,13 @@ def test_the_same_log_gives_the_same_bytes(replay):
     assert results[0] == results[1]
 
 
-def test_without_arguments_the_sample_logs_are_replayed(tmp_path, monkeypatch):
+def test_without_a_path_the_script_replays_the_sample_logs_and_the_command_says_what_is_accepted(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    assert script.main([]) == 2
+    assert main(["replay"]) == script.main([]) == 2
+    error = "error: PATH is missing: a log, a folder of logs or a glob is accepted\n"
+    assert capsys.readouterr().err.startswith(error)
     (tmp_path / "logs_FULL_METRIC").mkdir()
     (tmp_path / "logs_FULL_METRIC" / "run.jsonl").write_bytes(own_log("run"))
     assert script.main(["--plots", "none"]) == 0
