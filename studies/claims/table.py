@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rmetric._util.lazy import read_yaml
+from studies.common.csv_rows import read_dicts
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("claims.yaml")
@@ -164,10 +164,7 @@ def _cell(place: str, folder: Path) -> float:
 
 def _of_csv(path: Path, where: str, column: str) -> str:
     wanted = dict(term.split("=", 1) for term in where.split(" & "))
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = [
-            row for row in csv.DictReader(file) if all(row.get(k) == v for k, v in wanted.items())
-        ]
+    rows = [row for row in read_dicts(path) if all(row.get(k) == v for k, v in wanted.items())]
     if len(rows) != 1 or column not in rows[0]:
         raise ValueError(f"{path}: {len(rows)} rows have {where}, one with {column!r} is wanted")
     return rows[0][column]

@@ -20,6 +20,7 @@ from typing import Any
 from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric._util.options import add_jobs
 from studies.common.command import command_parser
+from studies.common.csv_rows import read_rows, write_rows
 from studies.common.processes import mapped
 from studies.common.renderers import to_text
 from studies.diagnosis_benchmark import gpualert
@@ -32,7 +33,6 @@ from studies.diagnosis_benchmark.cases import (
     injected_jobs,
     real_jobs,
 )
-from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.results import Results, score_all
 from studies.diagnosis_benchmark.tables import FIRST_LOOKS, GPUALERT, WRITTEN, note, report
 from studies.diagnosis_benchmark.written_jobs import WrittenScores, score

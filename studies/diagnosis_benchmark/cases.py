@@ -11,7 +11,6 @@ job. data/injected/README.md states how they were made, and by what rules their 
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import os
@@ -21,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
+from studies.common.csv_rows import read_dicts, read_rows
 from studies.diagnosis_benchmark.cause_meanings import faulty_rank
-from studies.diagnosis_benchmark.csv_rows import read_rows
 
 ROLES = ("cause", "symptom", "echo", "context")
 #: What a job may have come to; a diagnosis may also be "unknown".
@@ -101,10 +100,10 @@ def real_jobs(split: str, logs: Path, work: Path, manifest: Path = MANIFEST) -> 
     if split not in REAL:
         raise ValueError(f"split is {split!r}; {' and '.join(REAL)} are accepted")
     labels: dict[str, list[Row]] = defaultdict(list)
-    for row in _rows(manifest.with_name(f"failure_labels_{split}.csv")):
+    for row in read_dicts(manifest.with_name(f"failure_labels_{split}.csv")):
         labels[row["file"]].append(row)
     of_job: dict[str, list[Row]] = defaultdict(list)
-    for row in _rows(manifest):
+    for row in read_dicts(manifest):
         if row["split"] == split:
             of_job[row["job"]].append(row)
     cases = [
@@ -119,11 +118,6 @@ def real_jobs(split: str, logs: Path, work: Path, manifest: Path = MANIFEST) -> 
         replace(case, healthy=tuple(other for other in groups[case.group] if other != case.folder))
         for case in cases
     ]
-
-
-def _rows(path: Path) -> list[Row]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def _real_case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folder: Path) -> Case:

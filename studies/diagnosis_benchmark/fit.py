@@ -40,12 +40,12 @@ from rmetric.diagnosis.model import HEALTHY, NOBODY, Features, Knots, Model, can
 from rmetric.diagnosis.report.result import SURE
 from rmetric.logs import write_atomically
 from studies.common.command import command_parser
+from studies.common.csv_rows import read_rows
 from studies.common.processes import mapped
 from studies.diagnosis_benchmark.cases import INJECTED, JOBS, injected_jobs
 from studies.diagnosis_benchmark.cause_meanings import Named, verdict
 from studies.diagnosis_benchmark.corpus import corpus
 from studies.diagnosis_benchmark.corpus import write as write_files
-from studies.diagnosis_benchmark.csv_rows import read_rows
 from studies.diagnosis_benchmark.reliability import CALLED, Stated, calibration_error
 from studies.diagnosis_benchmark.tables import FIRST_LOOKS
 from studies.diagnosis_benchmark.written_jobs import WrittenScores

@@ -26,6 +26,7 @@ from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library.load import SignatureLibrary
 from studies.common.command import command_parser
+from studies.common.csv_rows import read_dicts
 from studies.common.processes import mapped
 from studies.common.renderers import to_csv, to_text
 from studies.common.table import Cell, Table
@@ -96,8 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--peer", action="store_true", help="ask nvidia-resiliency-ext alone")
     add_jobs(parser)
     options = parser.parse_args(arguments)
-    with open(LABELS, encoding="utf-8", newline="") as file:
-        labels = {label["job"]: label for label in csv.DictReader(file)}
+    labels = {label["job"]: label for label in read_dicts(LABELS)}
     with opened(sorted({name.partition("/")[0] for name in labels})) as jobs:
         folders = {f"{job.set}/{job.case.name}": job.case.folder for job in jobs}
         ask: Callable[[Path], Any] = decided_by_peer if options.peer else advised
@@ -107,8 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
             lines = [(job, *answer) for job, answer in zip(labels, answers, strict=True)]
             csv.writer(file, lineterminator="\n").writerows([("job", "decision", "basis"), *lines])
         return 0
-    with open(PEER, encoding="utf-8", newline="") as file:
-        of_peer = {entry["job"]: (entry["decision"], set[str]()) for entry in csv.DictReader(file)}
+    of_peer = {entry["job"]: (entry["decision"], set[str]()) for entry in read_dicts(PEER)}
     rows: list[tuple[Cell, ...]] = []
     policies = {
         "rmetric diagnose": dict(zip(labels, answers, strict=True)),

@@ -13,13 +13,13 @@ import pandas as pd
 from rmetric.evaluation import intervals
 from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate, wilson
 from rmetric.logs import write_atomically
+from studies.common.csv_rows import read_rows
 from studies.common.markers import fill
 from studies.common.provenance import commit, uncommitted_changes, versions
 from studies.common.renderers import to_markdown
 from studies.common.table import Cell, Table, show
 from studies.diagnosis_benchmark import gpualert
 from studies.diagnosis_benchmark.answers import OF_EVENTS, OF_RANKS, Answer
-from studies.diagnosis_benchmark.csv_rows import read_rows
 from studies.diagnosis_benchmark.reliability import calibration_tables
 from studies.diagnosis_benchmark.results import TITLES, VARIANTS, JobScores, Results, read_results
 from studies.diagnosis_benchmark.scoring import TOPS, macro_f1, mean, micro_f1

@@ -9,7 +9,6 @@ them; set 01 was sealed by a digest. `development` and `opened` were looked at f
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import json
 import tarfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from studies.common.csv_rows import read_dicts
 from studies.diagnosis_benchmark.cases import Case, Label
 
 SETS = Path(__file__).parent / "data" / "sets"
@@ -51,10 +51,9 @@ class WrittenCase:
 
 def written_sets() -> dict[str, WrittenSet]:
     """All sets by name, in the order of their first looks."""
-    with open(SETS / "sets.csv", newline="", encoding="utf-8") as file:
-        next(rows := csv.reader(file))
-        found = (WrittenSet(name, who, int(jobs), *rest) for name, who, jobs, *rest in rows)
-        return {entry.name: entry for entry in found}
+    rows = (row.values() for row in read_dicts(SETS / "sets.csv"))
+    found = (WrittenSet(name, who, int(jobs), *rest) for name, who, jobs, *rest in rows)
+    return {entry.name: entry for entry in found}
 
 
 def add_sets(parser: argparse.ArgumentParser) -> None:

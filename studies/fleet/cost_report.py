@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from rmetric._util.errors import require
 from rmetric.evaluation import Estimate
 from rmetric.reporting.style import BLACK, BLUE, GREEN, GREY, ORANGE, TEXT_WIDTH, VERMILION, style
+from studies.common.csv_rows import read_dicts
 from studies.common.markers import fill, parts
 from studies.common.renderers import to_text, write_tables
 from studies.common.table import Table
@@ -328,17 +328,16 @@ def measured_points(results: Path) -> list[Point]:
 
 def _risk_points(path: Path) -> Iterator[Point]:
     share = published.NUM_OF_A_GPU / published.NUM_INTERRUPTIONS
-    with path.open(encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines):
-            try:
-                recall = float(row["GPU failures announced (%)"]) / 100
-                alarms = float(row["False alarms a GPU-day"])
-            except (KeyError, ValueError):
-                raise ValueError(
-                    f"{path}: {row} is not as `python -m studies.fleet risk` leaves it"
-                ) from None
-            if row["Predictor"] in SHOWN:
-                yield Point(SHOWN[row["Predictor"]], recall * share, alarms)
+    for row in read_dicts(path):
+        try:
+            recall = float(row["GPU failures announced (%)"]) / 100
+            alarms = float(row["False alarms a GPU-day"])
+        except (KeyError, ValueError):
+            raise ValueError(
+                f"{path}: {row} is not as `python -m studies.fleet risk` leaves it"
+            ) from None
+        if row["Predictor"] in SHOWN:
+            yield Point(SHOWN[row["Predictor"]], recall * share, alarms)
 
 
 #: Of the predictors of that table.

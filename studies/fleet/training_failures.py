@@ -6,7 +6,6 @@ come from the tables of `python -m studies.fault_lab.rescue --report`.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmetric.evaluation import Estimate
+from studies.common.csv_rows import read_dicts
 from studies.common.table import Cell, Table
 from studies.fleet import published
 from studies.fleet.closed_form import gpu_days_lost, lost_by_hand, lost_with_rescue
@@ -78,8 +78,7 @@ def outcomes() -> Outcomes:
 
 
 def _number(path: Path, policy: str, column: str) -> float:
-    with path.open(encoding="utf-8", newline="") as lines:
-        rows = [row for row in csv.DictReader(lines) if row.get("Policy") == policy]
+    rows = [row for row in read_dicts(path) if row.get("Policy") == policy]
     cell = rows[0].get(column) if rows else None
     try:
         value = float(cell or "")

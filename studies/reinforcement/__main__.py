@@ -10,7 +10,6 @@ part of this repository; data/labels_PART.csv names their source and label.
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections import Counter
@@ -24,6 +23,7 @@ from rmetric._util.errors import exit_with
 from rmetric.evaluation import judge_run
 from rmetric.readers import LogError, read_log
 from studies.common.command import command_parser
+from studies.common.csv_rows import read_dicts
 
 FOLDER = Path(__file__).parent
 #: Verdicts that say nothing against a run.
@@ -57,9 +57,7 @@ def injected(seeds: int) -> Iterator[dict[str, str]]:
 
 
 def public(folder: Path, part: str) -> Iterator[dict[str, str]]:
-    with (FOLDER / "data" / f"labels_{part}.csv").open(newline="", encoding="utf-8") as lines:
-        labelled = list(csv.DictReader(lines))
-    for row in labelled:
+    for row in read_dicts(FOLDER / "data" / f"labels_{part}.csv"):
         kind, text = verdict_of(folder / Path(row["file"]).name)
         labels = row["label"].split(";")
         troubled = labels[0] not in ("healthy", "cannot_tell")

@@ -6,7 +6,6 @@ modules, those of the second are programs that import `judged`.
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import json
 import multiprocessing
@@ -23,6 +22,8 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from studies.common.csv_rows import read_dicts
 
 DATA = Path(__file__).parent / "data"
 SECONDS = 240.0
@@ -55,8 +56,7 @@ def trainings(folder: Path, name: str) -> list[Any]:
     """Trainings of a set, from the folder of `unpacked`."""
     if name.startswith("second"):
         kind = "sound" if name.endswith("sound") else "error"
-        with open(folder / "labels.csv", encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["label"] == kind]
+        rows = [row for row in read_dicts(folder / "labels.csv") if row["label"] == kind]
         paths = [folder / row["file"] for row in rows]
         return [Script(p.stem, row["kind"], p) for p, row in zip(paths, rows, strict=True)]
     loaded = _module(folder / f"{name}.py")

@@ -1,6 +1,5 @@
 """The one command, run for real on a few runs, and what it leaves."""
 
-import csv
 import json
 import re
 import textwrap
@@ -11,6 +10,7 @@ import pytest
 from rmetric.detectors import registry
 from rmetric.records import Record
 from rmetric.reporting import style
+from studies.common.csv_rows import read_dicts
 from studies.common.renderers import to_markdown
 from studies.detector_benchmark import __main__ as command
 from studies.detector_benchmark.benchmark import read_results
@@ -29,8 +29,7 @@ def run(out: Path, *arguments: str) -> int:
 
 
 def rows_of(path: Path) -> dict[str, dict[str, str]]:
-    with open(path, newline="") as file:
-        return {row["Detector"]: row for row in csv.DictReader(file)}
+    return {row["Detector"]: row for row in read_dicts(path)}
 
 
 @pytest.fixture(scope="module", autouse=True)

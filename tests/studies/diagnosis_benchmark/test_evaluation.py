@@ -15,6 +15,7 @@ from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.report.result import SURE, Diagnosis, Evidence, Suspect
+from studies.common.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark import answers, cause_meanings, restart_advice, scoring
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer, nodes_of, of_diagnosis, ranks_of
@@ -27,7 +28,6 @@ from studies.diagnosis_benchmark.cases import (
     real_jobs,
 )
 from studies.diagnosis_benchmark.cases import JOBS as ARCHIVES
-from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.reading import LogLine, Read, read
 from studies.diagnosis_benchmark.results import (
     ALONE,

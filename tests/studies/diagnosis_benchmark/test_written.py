@@ -20,12 +20,12 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.report.result import Attempt, Candidate, Diagnosis, Suspect
 from rmetric.diagnosis.signature import inferred_causes
+from studies.common.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark import cause_meanings as meanings
 from studies.diagnosis_benchmark import cut, gpualert, transformed, written_sets
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.cases import JOBS, Case, InjectedJob
-from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.fit import Choices, left_out, right_first, shares
 from studies.diagnosis_benchmark.reliability import (
     FIRST,
@@ -39,14 +39,7 @@ from studies.diagnosis_benchmark.reliability import (
 )
 from studies.diagnosis_benchmark.results import WHOLE, JobScores, Results
 from studies.diagnosis_benchmark.written_jobs import REFUSED, WrittenScores, scored, written_tables
-from studies.diagnosis_benchmark.written_sets import (
-    WrittenCase,
-    WrittenSet,
-    digest,
-    packed,
-    unpacked,
-)
-from studies.diagnosis_benchmark.written_sets import written_sets as known_sets
+from studies.diagnosis_benchmark.written_sets import WrittenCase, WrittenSet, packed, unpacked
 
 KNOWN = [(sig.family, sig.id) for sig in (*SignatureLibrary.shipped(), *inferred_causes().values())]
 
@@ -284,7 +277,7 @@ def test_shares_are_of_the_jobs_that_have_the_label() -> None:
 # -- the archives, the jobs of their first looks, and the commands that judge them
 
 RESULTS = Path(__file__).parents[3] / "studies" / "diagnosis_benchmark" / "results"
-SETS = known_sets()
+SETS = written_sets.written_sets()
 
 
 def length(path: Path) -> int:
@@ -306,7 +299,7 @@ def length(path: Path) -> int:
 def test_a_set_holds_the_jobs_of_its_first_look_and_labels_of_lines_that_are_there(name, tmp_path):
     jobs = unpacked(SETS[name], tmp_path)
     assert len(jobs) == SETS[name].jobs
-    assert digest([SETS[name].archive]) == SETS[name].sha256
+    assert written_sets.digest([SETS[name].archive]) == SETS[name].sha256
     for job in jobs:
         meta = job.manifest
         for label in job.case.labels:
@@ -380,7 +373,7 @@ def test_packing_keeps_the_jobs_and_not_their_times(small: Path, tmp_path: Path)
     part = tmp_path / "parts" / "02"
     for path in part.rglob("*"):
         os.utime(path, (0, 7))
-    assert packed(part, tmp_path / "again.tar.xz") == known_sets()["02"].sha256
+    assert packed(part, tmp_path / "again.tar.xz") == written_sets.written_sets()["02"].sha256
 
 
 def test_the_first_run_of_a_numbered_set_is_kept_as_its_first_look(small, capsys):

@@ -35,12 +35,12 @@ def records_of(losses: list[float], begin: int = 1) -> list[Record]:
 
 
 def a_run(run_id: str, records: list[Record], truth: Truth | None = None) -> Run:
-    onset = truth and truth.onset_step
-    config = {
-        "branch_of": "seed000" if onset else None,
-        "fault_injection": {"type": "LR_SPIKE" if onset else "NONE", "trigger_step": onset},
-    }
-    return Run(id=run_id, records=records, config=config, truth=truth or Truth())
+    """A run, of the control in its name if it has a fault."""
+    truth = truth or Truth()
+    fault = {"type": truth.fault, "trigger_step": truth.onset_step}
+    control = run_id.partition("_")[0] if truth.onset_step else None
+    config = {"branch_of": control, "fault_injection": fault}
+    return Run(id=run_id, records=records, config=config, truth=truth)
 
 
 TWIN = [3.0, 2.5, 2.0, 1.9, 1.8, 1.7, 1.6]
@@ -159,8 +159,7 @@ def a_record(step: int, rng: np.random.Generator) -> Record:
 def a_control(name: str = "seed000", seed: int = 0) -> Run:
     rng = np.random.default_rng(seed)
     records = [a_record(step, rng) for step in range(1, STEPS + 1)]
-    config = {"branch_of": None, "fault_injection": {"type": "NONE", "trigger_step": None}}
-    return Run(id=name, records=records, config=config, truth=Truth())
+    return a_run(name, records)
 
 
 def a_branch(control: Run, fault: str = "LR_SPIKE", failure: int | None = 130, **worse) -> Run:
@@ -179,8 +178,7 @@ def a_branch(control: Run, fault: str = "LR_SPIKE", failure: int | None = 130, *
         failure_kind="degraded" if failure else None,
         failure_step=failure,
     )
-    config = {"branch_of": control.id, "fault_injection": {"type": fault, "trigger_step": ONSET}}
-    return Run(id=f"{control.id}_{fault}", records=records, config=config, truth=truth)
+    return a_run(f"{control.id}_{fault}", records, truth)
 
 
 #: What a sick run logs -> the signals that it makes worse.

@@ -1,6 +1,5 @@
 """The evaluation of the risk score on simulated fleets."""
 
-import csv
 import json
 from dataclasses import replace
 from functools import cache
@@ -15,6 +14,7 @@ from scipy import stats
 
 from rmetric.evaluation import Estimate
 from rmetric.telemetry.lines import event_line
+from studies.common.csv_rows import read_dicts
 from studies.fleet import published
 from studies.fleet import risk_tables as estimates
 from studies.fleet.__main__ import main
@@ -288,11 +288,6 @@ def test_bad_arguments_are_one_clear_error(arguments, problem, capsys, tmp_path)
     assert problem in capsys.readouterr().err
 
 
-def rows(name: str) -> list[dict[str, str]]:
-    with open(RESULTS / f"{name}.csv", encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize("name", [table.name for table in tables(small())])
 def test_the_page_shows_or_links_the_tables_of_the_results(name):
     table = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
@@ -303,9 +298,10 @@ def test_the_page_shows_or_links_the_tables_of_the_results(name):
 def test_the_results_are_those_of_the_plan_and_stay_below_the_bound():
     plan = json.loads((RESULTS / "provenance.json").read_text(encoding="utf-8"))["plan"]
     assert EvaluationPlan(**plan) == EvaluationPlan()
-    bound = {row["GPU failures with a sign (%)"]: row for row in rows("risk_bound")}
+    bounds, day = (read_dicts(RESULTS / f"risk_{name}.csv") for name in ("bound", "24h"))
+    bound = {row["GPU failures with a sign (%)"]: row for row in bounds}
     most = float(bound[f"{100 * SHARE:g}"]["Most GPU failures announced (%)"])
-    by_name = {row["Predictor"]: row for row in rows("risk_24h")}
+    by_name = {row["Predictor"]: row for row in day}
     for title in ("Rules alone", "Score at 0.95 with rules", "Any uncorrectable ECC error"):
         assert float(by_name[title]["GPU failures announced (%)"]) <= most
     assert by_name["Score as described, 0.95"]["GPU failures announced (%)"] == "0"

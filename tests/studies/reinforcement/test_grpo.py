@@ -1,11 +1,10 @@
 """The tiny GRPO runs, and how a log is counted."""
 
-import csv
-
 import pytest
 
 pytest.importorskip("torch")
 
+from studies.common.csv_rows import read_dicts
 from studies.reinforcement.__main__ import FOLDER, main, public
 from studies.reinforcement.grpo import FAULTS, train
 
@@ -28,8 +27,8 @@ def test_labels_and_results_belong_together():
     for part in ("open", "kept"):
         rows = list(public(FOLDER / "missing", part))
         assert {row["judged"] for row in rows} == {"unread"}
-        with (FOLDER / "results" / f"logs_{part}.csv").open(newline="") as lines:
-            assert [row["file"] for row in csv.DictReader(lines)] == [row["file"] for row in rows]
+        judged = read_dicts(FOLDER / "results" / f"logs_{part}.csv")
+        assert [row["file"] for row in judged] == [row["file"] for row in rows]
 
 
 def test_the_command_counts(tmp_path, capsys, monkeypatch):

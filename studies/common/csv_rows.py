@@ -34,6 +34,12 @@ def write_rows(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
     write_atomically(path, [out.getvalue().encode()])
 
 
+def read_dicts(path: Path) -> list[dict[str, str]]:
+    """The rows of any file, by its heads."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     """The rows of a file; none where there is no file.
 
@@ -42,14 +48,13 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     if not path.exists():
         return []
     out = []
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, cells in enumerate(csv.DictReader(file), start=2):
-            try:
-                known = fields(kind)  # type: ignore[arg-type]
-                out.append(kind(**{col.name: _value(col, cells[col.name]) for col in known}))
-            except (KeyError, TypeError, ValueError) as error:
-                what = f"no row of {kind.__name__}: {error}"
-                raise ValueError(f"{path}, line {number}: {what}") from None
+    for number, cells in enumerate(read_dicts(path), start=2):
+        try:
+            known = fields(kind)  # type: ignore[arg-type]
+            out.append(kind(**{col.name: _value(col, cells[col.name]) for col in known}))
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"no row of {kind.__name__}: {error}"
+            raise ValueError(f"{path}, line {number}: {what}") from None
     return out
 
 
