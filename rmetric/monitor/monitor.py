@@ -142,7 +142,7 @@ class Monitor:
         last: the last completed record; None before the first.
         alerts: the last 100, of each episode the first of each source and rank.
         rank, log_path: of this process, from 0; of its log, None for none.
-        should_stop: an action wants the training loop to end.
+        should_stop: an action asks the training loop to end.
         usable, problem: False and why, once an internal error has disabled the monitor.
         seconds: time spent in here.
         model, optimizer, scaler, background, updates: for actions.

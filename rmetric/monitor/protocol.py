@@ -47,8 +47,8 @@ SLIPS = {
     "give each a log of its own",
     "shared_action": "this {action} is an action of another monitor too, which is open: make one "
     "for each monitor",
-    "deaf_action": "{action} reacts to {sources}, of which this monitor raises no alert: name them "
-    "in MonitorConfig(alert_on=...)",
+    "never_called": "{action} reacts to {sources}, of which this monitor raises no alert: name "
+    "them in MonitorConfig(alert_on=...)",
     "clipped": "the gradient norm was {largest:.4g} in {equal} of the last {of} steps and never "
     "larger: the gradients seem to be clipped before the check, so gradient_explosion sees "
     "nothing. Call check_before_step before clipping, or pass it gradient_norm=norm, which "
@@ -94,9 +94,9 @@ class Protocol:
         """Look for a log or an action that another open monitor has, and one that gets no alert."""
         self._log, self._actions = log and log.resolve(), actions
         for action in actions:
-            if unheard := sorted((action.on or frozenset()) - {*alert_on, RESCUE}):
-                sources = ", ".join(unheard)
-                self.warn("deaf_action", action=type(action).__name__, sources=sources)
+            if missing := sorted((action.on or frozenset()) - {*alert_on, RESCUE}):
+                sources = ", ".join(missing)
+                self.warn("never_called", action=type(action).__name__, sources=sources)
         for other in others:
             if self._log is not None and self._log == other._log:
                 self.warn("same_log", path=log)

@@ -4,18 +4,11 @@ import math
 from functools import cache, partial
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-if not torch.distributed.is_available():
-    pytest.skip("torch is without its distributed part", allow_module_level=True)
-from rmetric.monitor.actions import (  # noqa: E402
-    CutLearningRate,
-    EmergencyCheckpoint,
-    SkipStep,
-    Stop,
-)
-from tests.integrations import action_trainings  # noqa: E402
-from tests.integrations.action_trainings import (  # noqa: E402
+from rmetric.monitor.actions import CutLearningRate, EmergencyCheckpoint, SkipStep, Stop
+from tests.integrations import action_trainings
+from tests.integrations.action_trainings import (
     BAD,
     EXPLOSION,
     NAN_OFF,

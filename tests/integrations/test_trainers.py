@@ -3,32 +3,18 @@
 import math
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
+import rmetric
+from rmetric.monitor import MonitorConfig
+from rmetric.monitor.actions import SkipStep, Stop
+from rmetric.monitor.pending import Pending
+from tests.integrations.trainers import CALLBACKS, EVERYTHING, TRAINERS, make_callback, records_of
+from tests.monitor.training import FEATURES, ROWS, entries, make_model, same_weights, without_time
+
 pytest.importorskip("transformers", minversion="4.50")
 pytest.importorskip("lightning", minversion="2.0")
-from torch import nn  # noqa: E402
-
-import rmetric  # noqa: E402
-from rmetric.monitor import MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
-from rmetric.monitor.pending import Pending  # noqa: E402
-from tests.integrations.trainers import (  # noqa: E402
-    CALLBACKS,
-    EVERYTHING,
-    TRAINERS,
-    make_callback,
-    records_of,
-)
-from tests.monitor.training import (  # noqa: E402
-    FEATURES,
-    ROWS,
-    entries,
-    make_model,
-    same_weights,
-    without_time,
-)
-
 both = pytest.mark.parametrize("trainer", TRAINERS)
 
 

@@ -470,4 +470,4 @@ def test_only_an_alert_it_listens_to_ends_the_training():
     monitor = train(make_model(), watched(Stop(on={"r_metric"})), spoil=nan_at(12))
     assert not monitor.should_stop
     assert monitor.step == 30
-    assert monitor.protocol.slips == {"deaf_action"}  # r_metric is not in alert_on
+    assert monitor.protocol.slips == {"never_called"}  # r_metric is not in alert_on

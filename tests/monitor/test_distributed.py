@@ -8,18 +8,15 @@ from functools import partial
 from math import inf, isfinite, nan, prod
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-if not torch.distributed.is_available():
-    pytest.skip("torch is without its distributed part", allow_module_level=True)
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from rmetric.monitor import MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
-from rmetric.monitor.actions.action import Action  # noqa: E402
-from tests.monitor.ranks import (  # noqa: E402
+from rmetric.monitor import MonitorConfig
+from rmetric.monitor.actions import SkipStep, Stop
+from rmetric.monitor.actions.action import Action
+from tests.monitor.ranks import (
     batch_of,
     on_ranks,
     own_gradient,
@@ -28,7 +25,7 @@ from tests.monitor.ranks import (  # noqa: E402
     train_on_rank,
     watched,
 )
-from tests.monitor.training import Recorder, flat_weights, squared_error  # noqa: E402
+from tests.monitor.training import Recorder, flat_weights, squared_error
 
 EVERY_STEP = MonitorConfig(workers_every=1, join_seconds=10.0)
 BUCKET_VIEW = partial(DistributedDataParallel, gradient_as_bucket_view=True)

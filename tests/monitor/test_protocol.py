@@ -383,7 +383,7 @@ def test_a_right_loop_gets_no_warning(step, actions, tmp_path):
 
 def test_each_slip_has_words_and_a_test():
     tested = {slip for slip, _ in LOOPS.values()}
-    elsewhere = {"other_model", "same_log", "shared_action", "deaf_action"}  # above
+    elsewhere = {"other_model", "same_log", "shared_action", "never_called"}  # above
     elsewhere |= {"clipped", "unknown_norm"}  # test_measuring, test_distributed
     in_trainers = {"validation_loss"}
     assert tested | elsewhere | in_trainers == set(SLIPS)

@@ -3,16 +3,12 @@
 import time
 
 import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-if not torch.distributed.is_available():
-    pytest.skip("torch is without its distributed part", allow_module_level=True)
-
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from rmetric.monitor import MonitorConfig  # noqa: E402
-from tests.monitor.ranks import batch_of, on_ranks, records_of, train_on_rank, watched  # noqa: E402
+from rmetric.monitor import MonitorConfig
+from tests.monitor.ranks import batch_of, on_ranks, records_of, train_on_rank, watched
 
 PATIENT = MonitorConfig(join_seconds=10.0, patience=10.0)
 SHORT = MonitorConfig(join_seconds=10.0, patience=10.0, stall_seconds=0.5)

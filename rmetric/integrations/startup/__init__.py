@@ -92,7 +92,7 @@ def _add_callback(trainer: Any, callback_class: type) -> None:
     if any(isinstance(each, callback_class) for each in handler.callbacks):
         return
     settings = settings_of(os.environ)
-    # First: Lightning wants those that save checkpoints to be the last.
+    # First: Lightning requires those that save checkpoints to be the last.
     handler.callbacks.insert(0, callback_class(**settings))
     _print_settings(settings)
 
