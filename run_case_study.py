@@ -1,15 +1,15 @@
-"""The paper's case study, live: a fine-tuning, and its twins under faults.
+"""The paper's case study, live: a fine-tuning, undisturbed and under faults.
 
     python run_case_study.py              Qwen2.5-3B on code questions, 800 steps (needs a GPU)
     python run_case_study.py --tiny       a tiny model, 400 steps, on two cores in two minutes
 
-Three twins: undisturbed, under a fault that the runs measured so far absorb, and under one
-that breaks them. R-Metric as published and the calibrated detector judge them side by side.
+One control and two faulty runs: one fault that the model recovers from and one that it does not.
+R-Metric as published and the calibrated detector judge the three runs side by side.
 The results are in case_study_<device>/; see docs/case_study.md.
 
-Read from top to bottom: the study (model, data, its runs, the outcome), one run
-(optimiser, fault, monitor), one step, what a step costs. Packages that only a training needs are
-imported where they are used, so that --help does without.
+Read from top to bottom: the study (model, data, its runs, the outcome), one run (optimiser,
+fault, monitor), one step, what a step costs. Packages that only a training needs are imported
+where they are used, so that --help does not wait for them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rmetric._util.errors import ends_at_once
+from studies.common.command import ends_at_once
 
 with ends_at_once():
     from studies.case_study.settings import (
@@ -46,9 +46,11 @@ with ends_at_once():
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rmetric.monitor.monitor import Monitor
+    from rmetric import Monitor
     from studies.case_study.data import Batch, Data
     from studies.case_study.models import Recipe
+
+State = dict[str, Any]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,8 +83,7 @@ def main(argv: list[str] | None = None) -> int:
 def case_study(settings: Settings, arguments: Namespace) -> None:
     """Train the control and the runs with a fault, and write the report.
 
-    Raises CaseStudyError, where it can be known before any weight is loaded and anything is
-    written; OSError where the results cannot be written.
+    Raises CaseStudyError, if possible before it loads the model; OSError if it cannot write.
     """
     import torch
 
@@ -112,21 +113,21 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
     started = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     summary = report.about_study(settings, plan, device, faults, data)
-    control, branch = log_path(out, report.run_id(settings, None)), None
+    control, state_before_fault = log_path(out, report.run_id(settings, None)), None
     for fault in (None, *faults):
         log = log_path(out, report.run_id(settings, fault))
         about = report.about_run(settings, plan, device, fault)
-        run = train(model, plan.recipe, settings, data, fault, log, about, branch)
+        run = train(model, plan.recipe, settings, data, fault, log, about, state_before_fault)
         cost = run.cost()
-        branch = branch or run.branch
-        if branch is None:
+        state_before_fault = state_before_fault or run.state_before_fault
+        if state_before_fault is None:
             raise CaseStudyError(
                 f"the undisturbed run broke down at step {run.step}, before the onset of a fault; "
                 "a lower --learning-rate may help"
             )
         truth = fault.truth if fault else Truth()
-        twin = control if fault else None
-        report.finish_log(log, truth, cost["seconds_per_step"], twin, first_step=branch["step"])
+        twin, first_step = control if fault else None, state_before_fault["step"]
+        report.finish_log(log, truth, cost["seconds_per_step"], twin, first_step)
         summary["runs"][fault.label if fault else CONTROL] = {
             "id": log.stem, "steps": run.step, "cost": cost, "hardware": {"source": run.hardware}
         }  # fmt: skip
@@ -148,66 +149,43 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
 
 def train(
     model: Any, recipe: Recipe, settings: Settings, data: Data, fault: Fault | None,
-    log: Path | None, about: dict[str, Any], state: dict[str, Any] | None = None,
+    log: Path | None, about: State, state: State | None = None,
 ) -> Training:  # fmt: skip
     """Train `model` in place to the last step, with the monitor and maybe a fault.
 
     The state after a step depends on the settings and the step alone, whatever was trained
     before: batches, dropout and a fault's chance are drawn from the seed and the step.
 
-    Without a `fault` it keeps the state before the onset as `Training.branch`; with that as
-    `state` another run goes on from there. `log` is of the monitor, which writes `about` into it;
-    None trains without a monitor.
+    Without a `fault` it keeps `Training.state_before_fault`; with that as `state` another run
+    continues from there. The monitor writes `about` into `log`; without a `log` there is none.
     """
     import torch
     from tqdm import tqdm
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from rmetric.metric import RMetricConfig
-    from rmetric.monitor.config import MonitorConfig
-    from rmetric.monitor.monitor import Monitor
-    from studies.case_study.report import hardware_of
-
-    gc.collect()  # the optimiser of the last twin
+    gc.collect()  # the optimiser of the last run
     on_gpu = recipe.device == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    rate = settings.learning_rate or recipe.learning_rate
-    optimizer = torch.optim.AdamW(weights.values(), lr=rate, weight_decay=0.0, fused=on_gpu)
-    scaler = torch.amp.GradScaler(recipe.device, enabled=recipe.scales_loss)
-    run = Training(model, recipe, settings, data, fault, weights, optimizer, scaler)
-    if state is not None:
-        run.load_state_dict(state)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, partial(settings.share_of_rate, first=run.step + 1)
-    )
+    run = Training(model, recipe, settings, data, fault)
+    prepare(run, state)
     # The fault's hooks come before the monitor's, which must see what it has done.
-    struck = weights.values() if fault is not None and fault.gradient else ()
-    hooks = [parameter.register_hook(run.strike) for parameter in struck]
+    corrupted = run.weights.values() if fault is not None and fault.gradient else ()
+    hooks = [parameter.register_hook(run.corrupt_gradient) for parameter in corrupted]
     if log is not None:
-        hardware, run.hardware = hardware_of(recipe.device)
-        # The settings of the paper's case study: each worker is measured at each step.
-        config = MonitorConfig(metric=RMetricConfig.case_study(), workers_every=1)
-        run.monitor = Monitor(
-            model, optimizer, log=log, run_id=log.stem, config=config, about=about,
-            scaler=scaler if scaler.is_enabled() else None, hardware=hardware,
-        )  # fmt: skip
-        run.monitor.schedulers = [schedule]
-        if state is not None:
-            run.monitor.load_state_dict(copied(state["monitor"], "cpu"))
+        attach_monitor(run, log, about, state)
     bar = tqdm(total=settings.max_steps, initial=run.step, desc=str(log and log.stem), unit="step")
     with run.monitor or nullcontext(), logging_redirect_tqdm([logging.getLogger("rmetric")]), bar:
         while run.step < settings.max_steps:
-            if fault is None and run.monitor is not None and run.step == settings.onset - 1:
-                run.branch = run.state_dict()
+            if fault is None and run.step == settings.onset - 1:
+                run.state_before_fault = run.state_dict()
             run.make_step()
-            schedule.step()
+            run.schedule.step()
             if run.step % settings.eval_every == 0:
                 run.evaluate()
             run.show(bar)
             if not isfinite(run.validation_loss or 0.0):
-                break  # a model whose loss is not a number is not trained on
+                break  # no step repairs a model whose loss is not a number
     for hook in hooks:
         hook.remove()
     if run.monitor is not None and not run.monitor.usable:
@@ -216,9 +194,40 @@ def train(
     return run
 
 
+def prepare(run: Training, state: State | None) -> None:
+    """Give the run its optimiser and schedule, for step 1 or the step after `state`."""
+    import torch
+
+    run.weights = {name: p for name, p in run.model.named_parameters() if p.requires_grad}
+    rate = run.settings.learning_rate or run.recipe.learning_rate
+    on_gpu = run.recipe.device == "cuda"
+    run.optimizer = torch.optim.AdamW(run.weights.values(), lr=rate, weight_decay=0.0, fused=on_gpu)
+    run.scaler = torch.amp.GradScaler(run.recipe.device, enabled=run.recipe.scales_loss)
+    if state is not None:
+        run.load_state_dict(state)
+    share_of_rate = partial(run.settings.share_of_rate, first=run.step + 1)
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, share_of_rate)
+
+
+def attach_monitor(run: Training, log: Path, about: State, state: State | None) -> None:
+    """Monitor the run with the settings of the paper's case study."""
+    from rmetric import Monitor, MonitorConfig, RMetricConfig
+    from studies.case_study.report import hardware_of
+
+    hardware, run.hardware = hardware_of(run.recipe.device)
+    run.monitor = Monitor(
+        run.model, run.optimizer, log=log, run_id=log.stem, about=about, hardware=hardware,
+        config=MonitorConfig(metric=RMetricConfig.case_study(), workers_every=1),
+        scaler=run.scaler if run.scaler.is_enabled() else None,
+    )  # fmt: skip
+    run.monitor.schedulers = [run.schedule]
+    if state is not None:
+        run.monitor.load_state_dict(tree_to_device(state["monitor"], "cpu"))
+
+
 # -- one step
 
-#: Last steps whose median is what a step costs; as many are made without the monitor.
+#: At most so many last steps are timed, and at most this share of all steps.
 TIMED_STEPS, TIMED_SHARE = 20, 0.125
 
 
@@ -230,10 +239,10 @@ class Training:
         weights: those that are trained, by name.
         hardware: where hardware events come from, in words.
         step: steps made so far.
-        worker: the micro-batch at hand; each stands for a data-parallel worker.
+        worker: number of the current micro-batch; each stands for a data-parallel worker.
         seconds: of all steps, and of the evaluations.
         recent: seconds of each of the last steps.
-        branch: the state before the onset that the runs with a fault begin from.
+        state_before_fault: of the control, just before the onset; the faulty runs start from it.
         peak_memory: bytes on a GPU.
     """
 
@@ -242,9 +251,10 @@ class Training:
     settings: Settings
     data: Data
     fault: Fault | None
-    weights: dict[str, Any]
-    optimizer: Any
-    scaler: Any
+    weights: dict[str, Any] = field(default_factory=dict)
+    optimizer: Any = None
+    scaler: Any = None
+    schedule: Any = None
     monitor: Monitor | None = None
     hardware: str = ""
     step: int = 0
@@ -252,7 +262,7 @@ class Training:
     validation_loss: float | None = None
     seconds: dict[str, float] = field(default_factory=lambda: {"steps": 0.0, "evaluations": 0.0})
     recent: deque[float] = field(default_factory=partial(deque, maxlen=TIMED_STEPS))
-    branch: dict[str, Any] | None = None
+    state_before_fault: State | None = None
     peak_memory: int | None = None
 
     def make_step(self) -> None:
@@ -301,13 +311,13 @@ class Training:
             loss: Tensor = self.model(input_ids=tokens_BL, labels=labels_BL).loss
         return loss
 
-    def strike(self, gradient: Tensor) -> Tensor | None:
-        """What the fault makes of a worker's gradient of one weight tensor."""
+    def corrupt_gradient(self, gradient: Tensor) -> Tensor | None:
+        """A worker's gradient of one weight tensor under the fault; None leaves it as it is."""
         fault = self.fault
         if fault is None or fault.gradient is None or not fault.acts(self.step):
             return None
-        struck = fault.all_workers or self.worker == 0
-        return fault.gradient(gradient, fault.severity) if struck else None
+        corrupted = fault.all_workers or self.worker == 0
+        return fault.gradient(gradient, fault.severity) if corrupted else None
 
     def evaluate(self) -> None:
         """Loss on the held-out sequences, nats per learnt token."""
@@ -335,10 +345,8 @@ class Training:
         bar.set_postfix(known, refresh=False)
         bar.update()
 
-    # -- state and cost
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that the steps to come depend on, in the processor's memory; between two steps."""
+    def state_dict(self) -> State:
+        """All that later steps depend on, in host memory; call it between two steps."""
         state = {
             "step": self.step,
             "weights": self.weights,
@@ -346,14 +354,14 @@ class Training:
             "scaler": self.scaler.state_dict(),
             "monitor": self.monitor.state_dict() if self.monitor is not None else {},
         }
-        return copied(state, "cpu")
+        return tree_to_device(state, "cpu")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.step = state["step"]
         for name, weights in self.weights.items():
             weights.detach().copy_(state["weights"][name])
-        # A copy: on a processor the optimiser would go on with the very tensors.
-        self.optimizer.load_state_dict(copied(state["optimizer"], self.recipe.device))
+        # A copy: on a processor the optimiser would change the tensors of `state`.
+        self.optimizer.load_state_dict(tree_to_device(state["optimizer"], self.recipe.device))
         self.scaler.load_state_dict(state["scaler"])
 
     def cost(self) -> dict[str, Any]:
@@ -362,8 +370,7 @@ class Training:
         The steps without it are made for this, after the last: whatever the monitor does to a
         step, the hooks in the backward pass included, is the difference.
         """
-        timed = min(TIMED_STEPS, max(1, int(TIMED_SHARE * self.settings.max_steps)))
-        last = list(self.recent)[-timed:]
+        last = list(self.recent)[-max(1, int(TIMED_SHARE * self.settings.max_steps)) :]
         alone = replace(self, monitor=None, fault=None, recent=deque(), seconds=dict(self.seconds))
         for _ in last:
             alone.make_step()
@@ -381,16 +388,12 @@ class Training:
         }
 
 
-def copied(state: dict[str, Any], device: str) -> dict[str, Any]:
-    """The same state, with copies of its tensors on `device`."""
+def tree_to_device(state: State, device: str) -> Any:
+    """The same state with copies of its tensors on `device`."""
     from torch import Tensor
     from torch.utils._pytree import tree_map_only
 
-    def copy(kept: Tensor) -> Tensor:
-        return kept.detach().to(device, copy=True)
-
-    there: dict[str, Any] = tree_map_only(Tensor, copy, state)
-    return there
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to(device, copy=True), state)
 
 
 if __name__ == "__main__":

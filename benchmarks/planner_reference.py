@@ -84,22 +84,38 @@ def _every_layout(
 
 
 def _obeys(layout: Layout, model: ModelShape, sizes: list[int], engine: Engine) -> bool:
-    t, p, c, d = layout.tensor, layout.pipeline, layout.context, layout.data
-    e, r = layout.expert, layout.replicas
-    if engine.name == "fsdp" and t * p * c * e > 1:
-        return False
-    if engine.name == "megatron" and r > 1:
-        return False
+    return (
+        _engine_has(layout, engine)
+        and _divides_model(layout, model, engine)
+        and _groups_fit_nodes(layout, sizes)
+    )
+
+
+def _engine_has(layout: Layout, engine: Engine) -> bool:
+    if engine.name == "fsdp":
+        return layout.tensor * layout.pipeline * layout.context * layout.expert == 1
+    return engine.name != "megatron" or layout.replicas == 1
+
+
+def _divides_model(layout: Layout, model: ModelShape, engine: Engine) -> bool:
+    t, c, e = layout.tensor, layout.context, layout.expert
     widths = (model.heads, model.hidden, model.ffn, model.expert_ffn, model.shared_expert_ffn)
     if any(width % t for width in (*widths, model.sequence)):
         return False
     if model.kv_heads % t and not (engine.name == "megatron" and t % model.kv_heads == 0):
         return False
-    if model.layers % p or (c > 1 and model.sequence % (2 * c * t)):
+    if model.layers % layout.pipeline or (c > 1 and model.sequence % (2 * c * t)):
         return False
-    if e > 1 and (not model.experts or model.experts % e or (c * d) % e):
+    return e == 1 or (model.experts > 0 and model.experts % e == 0)
+
+
+def _groups_fit_nodes(layout: Layout, sizes: list[int]) -> bool:
+    """True if expert and shard groups divide the ranks, and each group is inside one node."""
+    t, c, e, r = layout.tensor, layout.context, layout.expert, layout.replicas
+    ranks = c * layout.data
+    if e > 1 and ranks % e:
         return False
-    if r > 1 and ((c * d // r) % e or (c * d // r) % c or not _hold(sizes, t * c * d // r, layout)):
+    if r > 1 and (ranks // r % e or ranks // r % c or not _hold(sizes, t * ranks // r, layout)):
         return False
     return _hold(sizes, t * lcm(c, e), layout)
 

@@ -157,7 +157,7 @@ def plan_training(
 def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) -> dict[str, int]:
     """About the bytes that training `config` takes at its highest, by purpose.
 
-    Of each layer and token the backward pass needs some 56 bytes a hidden unit, norms are in
+    For each layer and token the backward pass needs some 56 bytes a hidden unit, as norms are in
     float32, and four vectors of the feed-forward layer; with checkpointing the layer's input, and
     one layer at a time. 4-bit weights take 4.127 bits with their constants (Dettmers et al. 2023).
     """

@@ -143,8 +143,8 @@ def finish_log(
 def truth_of(injected: Truth, records: Sequence[Record], twin: Sequence[Record] | None) -> Truth:
     """`injected` with what became of the run: absorbed, non-finite, diverged or degraded.
 
-    Non-finite: the loss, to the end; a gradient that overflows is no failure, as a loss scale is
-    found by it. The others are of `soft_failure`, against the records of the control, `twin`.
+    Non-finite: the loss, to the end; a gradient that overflows is not a failure, as a loss scale
+    is found by it. The others are of `soft_failure`, against the records of the control, `twin`.
     """
     kind, step = None, None
     for record in records:

@@ -1,6 +1,6 @@
 """The settings of a case study, its faults and its command line, checked before anything is loaded.
 
-A worker is a micro-batch; faults of one worker strike the first.
+A worker is a micro-batch; a fault of one worker acts on the first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TINY = "tiny"  # an architecture of `models`, as the next one
 QWEN_3B = "Qwen2.5-3B architecture"
 DATASET = "OpenCoder-LLM/opc-sft-stage2"
 BUNDLED = "bundled"  # the text of `data.examples`
-#: The paper's fault, which the runs measured so far absorb, and one that breaks them.
+#: The paper's fault, from which the models measured so far recover, and one that breaks most.
 FAULT = "LR_SPIKE,LR_RUNAWAY"
 CONTROL = "control"  # the run without a fault
 SWITCHES = {
@@ -120,14 +120,14 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault that acts from `onset` for `duration` steps at one place: rate, batch or gradient.
+    """A fault that acts from `onset` for `duration` steps on the rate, the batch or the gradient.
 
     Attributes:
         unit, limits: of the severity.
-        all_workers: its `gradient` strikes every worker, not the first alone.
-        rate: (severity, steps under the fault, this one included) -> factor of the learning rate.
-        batch: (batch, severity, tokens of the vocabulary, generator) -> the batch that is read.
-        gradient: (gradient of one weight tensor, severity) -> what comes of it.
+        all_workers: its `gradient` acts on every worker, not on the first alone.
+        rate: (severity, number of the step under the fault, from 1) -> factor of the learning rate.
+        batch: (batch, severity, tokens of the vocabulary, generator) -> the corrupted batch.
+        gradient: (gradient of one weight tensor, severity) -> the corrupted gradient.
     """
 
     name: str
@@ -158,11 +158,11 @@ class Fault:
 
 
 def _corrupt(batch: Batch, share: float, vocabulary: int, generator: np.random.Generator) -> Batch:
-    struck = generator.random(batch.tokens_BL.shape) < share
+    replaced = generator.random(batch.tokens_BL.shape) < share
     drawn = generator.integers(vocabulary, size=batch.tokens_BL.shape)
     return batch._replace(
-        tokens_BL=np.where(struck, drawn, batch.tokens_BL),
-        labels_BL=np.where(struck & (batch.labels_BL != IGNORED), drawn, batch.labels_BL),
+        tokens_BL=np.where(replaced, drawn, batch.tokens_BL),
+        labels_BL=np.where(replaced & (batch.labels_BL != IGNORED), drawn, batch.labels_BL),
     )
 
 

@@ -100,7 +100,7 @@ def test_a_nan_that_reaches_the_weights_ends_the_run_as_non_finite(model, datase
     assert (out / "case_study.png").stat().st_size > 0
 
 
-def test_each_fault_has_a_run_that_branches_off_the_control(study, model, dataset, tmp_path):
+def test_each_fault_has_a_run_that_starts_from_the_control(study, model, dataset, tmp_path):
     out = tmp_path / "out"
     faults = "sign_flip_all:2,gradient_scale,label_shuffle,lr_spike"
     result = finished(*mini(model, dataset, out), "--fault", faults)
@@ -111,9 +111,9 @@ def test_each_fault_has_a_run_that_branches_off_the_control(study, model, datase
     assert measured(out / FAULT) == measured(study / FAULT)  # whatever came between
     control = measured(study / CONTROL)
     for entry in list(runs.values())[1:]:
-        struck = measured(out / f"{entry['id']}.jsonl")
-        assert struck[: ONSET - 1] == control[: ONSET - 1]
-        assert struck[ONSET].training_loss != control[ONSET].training_loss
+        faulty = measured(out / f"{entry['id']}.jsonl")
+        assert faulty[: ONSET - 1] == control[: ONSET - 1]
+        assert faulty[ONSET].training_loss != control[ONSET].training_loss
     # One of four workers, a hundred times.
     norms = measured(out / "model_GRADIENT_SCALE_s0.jsonl")[ONSET - 1].worker_gradient_norms
     usual = control[ONSET - 1].worker_gradient_norms
@@ -144,18 +144,18 @@ def test_a_control_that_breaks_down_before_the_onset_ends_the_study(model, datas
     assert "error: the undisturbed run broke down at step 4, before the onset" in result.err
 
 
-def test_a_run_from_the_start_is_the_run_that_branched_off(model, dataset, tmp_path):
+def test_a_run_from_step_1_equals_the_run_from_the_state_before_the_fault(model, dataset, tmp_path):
     settings = {"steps": 12, "recipe": CPU, "model": model, "dataset": dataset}
     control = trained(log=tmp_path / "control.jsonl", **settings)
     options = settings | {"fault": "SIGN_FLIP_ALL"}
     whole = trained(log=tmp_path / "whole.jsonl", **options)
     last = measured(tmp_path / "whole.jsonl")[FIRST - 2 :]
     assert len(last) == 12 - FIRST + 2
-    for name in ("branched.jsonl", "again.jsonl"):
-        branched = trained(log=tmp_path / name, state=control.branch, **options)
+    for name in ("continued.jsonl", "again.jsonl"):
+        continued = trained(log=tmp_path / name, state=control.state_before_fault, **options)
         assert measured(tmp_path / name) == last
         for weight, ours in whole.weights.items():
-            assert torch.equal(ours, branched.weights[weight])
+            assert torch.equal(ours, continued.weights[weight])
 
 
 @pytest.mark.parametrize("fault", ["", "SIGN_FLIP_ALL"])
@@ -193,8 +193,8 @@ def trained(
     config = read_config(str(model))
     data = load_data(settings, config, load_tokenizer(str(model)))
     loaded = load_model(settings, config, recipe)
-    struck = faults_of(fault, FIRST, 3)[0] if fault else None
-    return train(loaded, recipe, settings, data, struck, log, {}, state)
+    acting = faults_of(fault, FIRST, 3)[0] if fault else None
+    return train(loaded, recipe, settings, data, acting, log, {}, state)
 
 
 def test_the_source_of_hardware_events_is_closed_with_its_run(
