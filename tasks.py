@@ -111,7 +111,7 @@ PASSED_ON = {
     "test": "-m pytest",
     "docs": "-m mkdocs build --strict",
 }
-#: Of these, tasks that are one command -> what it needs, and its arguments where none are given.
+#: Tasks that are one command -> the extras it needs, and its default arguments.
 ALONE: dict[str, tuple[str, list[str]]] = {
     "case-study": ("study,live", ["--tiny"]),
     "benchmark": ("study", ["--data", "lab", "stress", "--out", "results/sample/detection"]),

@@ -95,7 +95,7 @@ def measure_against_all() -> dict[str, float]:
 
 
 def estimated_teraflops(run: Run, gpu: Gpu, *, recompute: bool, chunks: int) -> float:
-    """Of one GPU, for the micro-batch that is best and fits; the bubble is cut by `chunks`."""
+    """Speed of one GPU with the best micro-batch that fits; `chunks` divide the bubble."""
     engine, data = ENGINES["megatron"], run.gpus // (run.tensor * run.pipeline)
     found = []
     for micro_batch in (1, 2, 4, 8):

@@ -30,8 +30,8 @@ EXAMPLES = """examples:
   rmetric compare last-release/ nightly/ --gate junit.xml --gate "$GITHUB_STEP_SUMMARY"
 
 exit codes: 0 every candidate is as good or better, 1 a log cannot be read or a file cannot be
-written, 2 the command line is wrong, 3 a candidate is worse, 5 none is worse and of one it cannot
-be told, 130 interrupted"""
+written, 2 the command line is wrong, 3 a candidate is worse, 5 none is worse and one is
+undecided, 130 interrupted"""
 
 
 percent = partial(share, whole=100.0, what="a number")

@@ -1,9 +1,9 @@
 """Look at the ranks of a training that hangs, and name the one that the others wait for.
 
-FOLDER is the run folder of `rmetric supervise` or of a guard. Of each rank of this node the last
-step, the state of its process, its stack, its flight recorder, the use of its GPU and, where NCCL's
-RAS port answers, what it says are collected in FOLDER/stacks/N, and diagnosed with the output of
-the launch: the verdict is printed, and in its diagnosis.json. Nothing is stopped or ended.
+FOLDER is the run folder of `rmetric supervise` or of a guard. It collects in FOLDER/stacks/N each
+local rank's last step, state of its process, stack, flight recorder, use of its GPU and, if NCCL's
+RAS port answers, the answer. It diagnoses them with the output of the launch, and prints the
+verdict and writes it to diagnosis.json. It stops and ends nothing.
 psutil is needed.
 """
 

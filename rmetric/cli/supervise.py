@@ -35,7 +35,7 @@ from rmetric.telemetry.sources import GpuWatch
 
 LOCKED = 3
 NVML_SECONDS = 10.0
-#: Of one node; more than any has.
+#: GPUs of one node, more than any has.
 MOST_GPUS = 1024
 EXAMPLES = """examples:
   rmetric supervise runs/a -- torchrun --nproc-per-node 4 train.py

@@ -107,7 +107,7 @@ class _Following:
         records = counted(self.watch.num_records, "record")
         alarms = counted(self.watch.num_alarms, "alarm")
         if again := self.watch.num_again:
-            alarms += f", {again} of them told before"
+            alarms += f", {again} already reported"
         _say(f"{self.path}: {records}, {alarms} ({self.options.detector})")
         return ALARMED if self.alarmed and self.options.exit_on_alarm and code == 0 else code
 

@@ -148,7 +148,7 @@ class Course:
             fall[low:high] = (known[0] if len(known) else 0.0) - base[low:high]
         away = values - _running_median(values, WIDTH)
         floor = np.maximum(SHARE_OF_LEVEL * np.abs(base), SHARE_OF_FALL * fall)
-        # Of a run that is wild for most of the log, its calm records state the noise.
+        # If a run is wild for most of the log, its calm records give the noise.
         calm = (level - base <= floor) & np.isfinite(away)
         is_calm = calm.sum() >= max(CALM_RECORDS, CALM_SHARE * len(calm))
         known = away[calm] if is_calm else away[np.isfinite(away)]
@@ -219,7 +219,7 @@ class Course:
     def early_divergence(self) -> Rise | None:
         """A run that diverged at once and stays far above its first losses, however noisy.
 
-        No noise can be estimated where there is no calm part. Each loss of the second half is then
+        Without a calm part no noise can be estimated. Each loss of the second half is then
         above four of the first five.
         """
         values = self.loss.values

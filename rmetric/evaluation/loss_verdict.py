@@ -18,10 +18,10 @@ from rmetric.evaluation.verdict_words import RunVerdict, levels
 #: ratio to the level before; a slow rise for good is a divergence from the second one.
 FAR_RATIO, SLOW_RATIO = 3.0, 1.5
 #: A rise for good is a divergence that loses this share of what the loss had fallen, beside twice
-#: the level before; or, where it is no step to a new level, the second one.
+#: the level before; or, if it is not a step to a new level, the second one.
 LOST, PARTLY_LOST = 0.5, 0.25
 #: Share of the log, and steps, after which a rise that is not over counts as one for good. Steps
-#: to a new level that came back are no spikes where each lasted that share and is less than
+#: to a new level that came back are not spikes if each lasted that share and is less than
 #: `SLOW_RATIO` times the level before.
 LATE_SHARE, LATE_STEPS = 0.05, 2000
 #: A peak so many times the end of a loss that diverged is stated too.

@@ -116,7 +116,7 @@ def read_study(folder: Path) -> Study:
 
     A log that is cut off, has no end, or cannot be read is skipped and named
     in `skipped`. Logs of one mode that carry the same run id are named by their
-    files. Raises UnusableStudy where there is no usable log of the full metric.
+    files. Raises UnusableStudy if there is no usable log of the full metric.
     """
     study = Study(folder=folder)
     digest = hashlib.sha256()
@@ -147,7 +147,7 @@ def _read_mode(study: Study, mode: str, digest: hashlib._Hash) -> None:
         digest.update(f"{mode}/{path.name}\0".encode())
         digest.update(hashlib.sha256(content).digest())
     if runs:
-        _tell_apart(runs)
+        _name_by_files(runs)
         study.runs[mode], study.stated[mode] = runs, stated
     else:
         study.missing.append(mode)
@@ -176,10 +176,10 @@ def _usable(path: Path, content: bytes) -> tuple[Run, list[StatedScore]]:
         raise LogError(path, None, str(error)) from None
 
 
-def _tell_apart(runs: Sequence[Run]) -> None:
+def _name_by_files(runs: Sequence[Run]) -> None:
     """Name runs that share an id by their files; the authors ship two logs of one id."""
     times = Counter(run.id for run in runs)
     for run in runs:
         if times[run.id] > 1 and run.source is not None:
-            run.notes.append(f"another log has the run id {run.id!r}: this one is told by its file")
+            run.notes.append(f"another log has the id {run.id!r}: this one is named by its file")
             run.id = run.source.stem

@@ -66,7 +66,7 @@ WORDS: dict[str, tuple[Kind, str, str, str]] = {
         _FROM_TO + "; log more steps", ""),
     "slow evaluation": ("cannot_tell", "CANNOT TELL: overfitting or a failure since step {step}",
         _FROM_TO + "; no training loss is logged", ""),
-    "no loss": ("cannot_tell", "CANNOT TELL: the values rise all along, they may be no loss",
+    "no loss": ("cannot_tell", "CANNOT TELL: the values rise all along, they may not be a loss",
         "{before} -> {after}", ""),
     "last record": ("cannot_tell", "CANNOT TELL: the last record is {after}", _FROM_TO + "{spikes}",
         "log more steps; no later record says whether it is a spike or a failure"),

@@ -153,8 +153,8 @@ def find_logs(paths: Iterable[str | Path]) -> list[Path]:
     """The files that `paths` stand for: files, folders with all below them, globs.
 
     A folder with several event files of TensorBoard stands for them: it is one run. So does that
-    of an MLflow run for the files of its metrics. Of a folder that a trainer wrote, its log is
-    found, see `run_folders`. Hidden files and unfinished ``.part`` files are passed over. Raises
+    of an MLflow run for the files of its metrics. A folder that a trainer wrote stands for its
+    log, see `run_folders`. Hidden files and unfinished ``.part`` files are passed over. Raises
     ValueError for a path that is not there, a glob that matches nothing and an empty folder.
     """
     return split_files(paths).logs
@@ -233,7 +233,7 @@ def read_log(
         mapping: target (see `TARGETS`) -> column or name in the log, where recognition by
             name fails, such as ``{"loss": "train/ce"}``.
         on_bytes: called with the bytes of the file that were read so far, packed as they are.
-        most_records: bound of the records that are held; None for none. Of a log with more,
+        most_records: bound of the records that are held; None for none. If a log has more,
             every second record of a run is kept, every fourth, and so on; records with an
             evaluation, an event or a value that is not finite are thinned last. A note of the
             run states what was kept.

@@ -68,7 +68,7 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
 
 
 def _stream_numbers(source: Source, entries: list[Any], mapping: Mapping[str, str]) -> Stream:
-    """A list of losses, or of pairs of step and loss. There is no name for what it holds."""
+    """A list of losses, or of pairs of step and loss. Nothing names the values."""
     pairs = isinstance(entries[0], list)
     accepted = "[step, loss] with rising whole steps" if pairs else "a loss, NaN or null"
     rows: list[Row] = []
@@ -163,11 +163,11 @@ def _leaves(document: Any) -> Iterator[Any]:
 
 
 _OWN_NAMES = ("step", "loss", "eval_loss", "grad_norm", "learning_rate")
-_HISTORY = re.compile(r'\s*\{.*"log_history"\s*:\s*\[', re.DOTALL)
+_LOG_HISTORY = re.compile(r'\s*\{.*"log_history"\s*:\s*\[', re.DOTALL)
 
 
 def _matches_trainer_state(head: str) -> bool:
-    if '"log_history"' not in head or _HISTORY.match(head) is None:
+    if '"log_history"' not in head or _LOG_HISTORY.match(head) is None:
         return False
     # A log of lines may have the history on one of them, as the last of ms-swift's has.
     first = head.lstrip().partition("\n")[0]

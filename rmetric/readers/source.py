@@ -24,7 +24,7 @@ BLOCK = 1 << 16
 #: Bytes from which the format and the columns are recognised.
 HEAD = 1 << 18
 SHOWN = 1 << 16
-#: Of a first line that begins with an object: settings may be long.
+#: Bytes of a first line that begins with an object: settings may be long.
 LONGEST_FIRST = 8 << 20
 LONGEST_LINE = 64 << 20
 #: Formats that are one JSON document or one table of lists are held in memory.

@@ -1,4 +1,4 @@
-"""The forms in which a line of a log states its training step: one table for all programs."""
+"""The forms in which an entry of a log states its training step, for the diagnosis."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _WORD = re.compile(
     r"(?:step|iteration|iter|update|upd)(?:[ _]num)?|num_updates|it(?=[ \t]*[:=])|batch_idx"
     # "it" is a word of prose too, but not where a line's text begins with it.
     r"|(?:(?<=^)|(?<=\] )|(?<=[|>] ))it(?= +\d+ \w))['\"]?[ \t]*[:=#]?[ \t]*['\"]?[\[(<]?[ \t]*"
-    # A whole number that is no part of a longer one, a fraction, a date or a quantity.
+    # A whole number that is not part of a longer one, a fraction, a date or a quantity.
     rf"(?P<step>{THOUSANDS}(?!\d)|\d{{1,12}})(?![\w%]|\.\d|-\d)"
 )
 _DOCKER = re.compile(r"^step \d+/\d+ : ")

@@ -13,7 +13,7 @@ from rmetric.readers.stream import Reader, Stream, stream_wide
 
 _VERSION = "brain.Event:"
 _IN_NAME = "tfevents"
-_STEP, _TIME = "(step)", "(wall time)"
+_STEP_COLUMN, _TIME_COLUMN = "(step)", "(wall time)"
 
 
 def is_event_file(path: Path) -> bool:
@@ -39,9 +39,9 @@ def _stream(path: Path, files: list[Path], mapping: Mapping[str, str]) -> Stream
         for file in files:
             for step, wall_time, values in _scalars(EventFileLoader, file):
                 began = wall_time if began is None else began
-                yield Row(None, {_STEP: step, _TIME: wall_time - began, **values})
+                yield Row(None, {_STEP_COLUMN: step, _TIME_COLUMN: wall_time - began, **values})
 
-    own = {"step": _STEP, "time": _TIME}
+    own = {"step": _STEP_COLUMN, "time": _TIME_COLUMN}
     return stream_wide(path, rows, mapping, own=own, empty="the event files hold no scalars")
 
 

@@ -159,13 +159,13 @@ NANOGPT = _format(
 )
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0}
-_TIME = re.compile(r"([\d.]+)(ms|s|min|m)$")
+_DURATION = re.compile(r"([\d.]+)(ms|s|min|m)$")
 _MODDED_PAIR = re.compile(r"(?<![\w/])[\d_/]*([A-Za-z][\w/]*):\s?(\S+)")
 
 
 def _training_time(values: Values, cells: Cells, state: dict[str, float]) -> None:
     """``train_time:900ms`` as seconds."""
-    found = _TIME.match(str(values.get("train_time", values.get("t"))))
+    found = _DURATION.match(str(values.get("train_time", values.get("t"))))
     value = number_in(found[1]) if found else None
     if found is not None and value is not None:
         cells["time"] = value * _UNITS[found[2]]

@@ -138,7 +138,7 @@ def _names_in(head: str) -> Counter[str]:
 def stated_step(text: str) -> int | None:
     """The step of a line that states a loss or a gradient's norm too; None for any other line.
 
-    An epoch is no step, and neither is a number without a name.
+    An epoch is not a step, and neither is a number without a name.
 
     >>> stated_step("{'global_steps': 120, 'eval_loss': 2.1}"), stated_step("save_steps=500")
     (120, None)

@@ -108,7 +108,7 @@ _INNER = re.compile(
     rf"\bepoch (\d{{1,9}}):\s+(?:{BAR})?\s*(\d{{1,9}})\s*/\s*(\d{{1,9}})\s*(.*?\b\w*loss=.*)"
 )
 _SUMMARY = re.compile(r"\bepoch (\d+) \| (valid on .*? subset \| )?(.*\b(?:train_|valid_)?loss .*)")
-_JSON = re.compile(r"\b(train_inner|train|valid\w*) \| (\{.*\})\s*$")
+_FAIRSEQ_JSON = re.compile(r"\b(train_inner|train|valid\w*) \| (\{.*\})\s*$")
 _OF_SPLIT = re.compile(r"^(?:train|valid\w*?)_(?!wall)")
 _FAIRSEQ_OVERFLOW = re.compile(r"overflow detected.*setting loss scale to:? *([-+\w.]+)")
 
@@ -143,7 +143,7 @@ def _fairseq_rows(lines: Lines) -> Iterator[Row]:
 def _fairseq_entry(text: str) -> tuple[str, dict[str, str]]:
     """The kind of the line and its values by name; empty for any other line."""
     values: dict[str, Any]
-    if found := _JSON.search(text):
+    if found := _FAIRSEQ_JSON.search(text):
         kind = "valid" if found[1].startswith("valid") else found[1]
         values = _object_in(found[2])
     elif found := _INNER.search(text):

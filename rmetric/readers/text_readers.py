@@ -18,7 +18,7 @@ WINDOW = 1 << 16
 #: Bytes of start-up, or of the program's own source, that may come before the first step.
 FURTHEST = 4 << 20
 
-_BLANKS = re.compile(r" +")
+_SPACES = re.compile(r" +")
 _NUMBERS = re.compile(r" ?[-+]?(?:\d[\d.,]*(?:e[-+]?\d*)?|nan|inf)", re.IGNORECASE)
 
 TEXT_FORMATS = (*text_programs.PROGRAMS, *text_formats.FORMATS)
@@ -77,7 +77,7 @@ def whole_lines(source: Source, notes: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _shape(text: str) -> str:
-    return _NUMBERS.sub("0", _BLANKS.sub(" ", text[:LONGEST].rstrip()))
+    return _NUMBERS.sub("0", _SPACES.sub(" ", text[:LONGEST].rstrip()))
 
 
 #: Asked after all that know a program's lines, and before a table, which any commas look like.

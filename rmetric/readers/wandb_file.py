@@ -22,7 +22,7 @@ MARK = b":W&B\xe1\xbe"
 _FILE_HEADER, _BLOCK, _HEADER = 7, 32768, 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 #: Numbers of the fields: a record's history, its items and step; an item's names and value.
-_HISTORY, _ITEM, _STEP_FIELD, _KEY, _NESTED, _JSON = 2, 1, 2, 1, 2, 16
+_HISTORY_FIELD, _ITEM_FIELD, _STEP_FIELD, _KEY_FIELD, _NESTED_FIELD, _JSON_FIELD = 2, 1, 2, 1, 2, 16
 _VARINT, _WIDE, _BYTES, _NARROW = 0, 1, 2, 5
 _EMPTY = (
     "this W&B file holds no history that can be read; where the run was synchronised, export it "
@@ -61,7 +61,7 @@ def _entries(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
             try:
                 found: dict[str, Any] = {}
                 for number, value in _fields(record):
-                    if number == _HISTORY and isinstance(value, bytes):
+                    if number == _HISTORY_FIELD and isinstance(value, bytes):
                         found |= _history(value)
             except (ValueError, IndexError):
                 problems.append(f"at byte {place:,}")
@@ -135,7 +135,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 def _history(message: bytes) -> dict[str, Any]:
     entry: dict[str, Any] = {}
     for number, part in _fields(message):
-        if number == _ITEM and isinstance(part, bytes):
+        if number == _ITEM_FIELD and isinstance(part, bytes):
             name, value = _item(part)
             if name and isinstance(value, (int, float, str)):
                 entry[name] = value
@@ -150,9 +150,9 @@ def _item(message: bytes) -> tuple[str, Any]:
     names: list[str] = []
     value: Any = None
     for number, part in _fields(message):
-        if isinstance(part, bytes) and part and number in (_KEY, _NESTED):
+        if isinstance(part, bytes) and part and number in (_KEY_FIELD, _NESTED_FIELD):
             names.append(part.decode("utf-8", "replace"))
-        elif isinstance(part, bytes) and number == _JSON:
+        elif isinstance(part, bytes) and number == _JSON_FIELD:
             value = parse_line(part)
     return "/".join(names), value
 

@@ -24,9 +24,9 @@ Sides = tuple[float, float]
 
 #: Records on either side that are compared, and the fewest that suffice.
 _WIDTH, _FEWEST, _LONG = 20, 5, 80
-#: More falls of the step than this are no restarts, but several writers or an odd order.
+#: More falls of the step than this are not restarts, but several writers or an odd order.
 _MOST = 20
-#: Of each log, the last records that the log after it is compared with.
+#: Last records of a log, which are compared with the log after it.
 _KEPT = 512
 #: A rise of the loss is this many standard deviations of its noise, and this share of its level.
 _SIGMAS, _SHARE = 5.0, 0.03

@@ -48,7 +48,7 @@ def as_markdown(reference: str, found: Mapping[str, Comparison]) -> str:
 
 
 def _junit(reference: str, found: Mapping[str, Comparison]) -> bytes:
-    """A test case for each candidate; worse is a failure, cannot tell an error."""
+    """A test case for each candidate: a worse one is a failure, an undecided one an error."""
     kinds = [result.kind for result in found.values()]
     suite = ElementTree.Element(
         "testsuite", name=f"rmetric compare {reference}", tests=str(len(kinds)),

@@ -1,6 +1,6 @@
 """Style of all figures: one palette, one width, one way to save.
 
-Colours are those of Okabe and Ito, told apart by readers with any common colour
+Colours are those of Okabe and Ito, distinct to readers with any common colour
 blindness (Okabe and Ito, "Color universal design", 2008). Sizes are for a
 figure set at the width of a column of a two-column page, without scaling.
 """

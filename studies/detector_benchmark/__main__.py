@@ -31,9 +31,9 @@ from studies.detector_benchmark.benchmark import (
     PACKAGES,
     Results,
     chosen_detectors,
-    hindsight,
     left_out,
     merged,
+    missed_and_absorbed,
     read_results,
     results_of,
     trace_detectors,
@@ -176,7 +176,7 @@ def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.N
         healthy = data.runs if data.name == "lab" else lab(folder=options.lab).runs
         results["left_out"] = left_out(healthy, data.runs)
     if "calibrated" in names and data.name in ("lab", "lab_test", *SECOND_LAB):
-        results |= hindsight(data, Judged.of(data.cases, seen["calibrated"]))
+        results |= missed_and_absorbed(data, Judged.of(data.cases, seen["calibrated"]))
     path = options.out / f"{data.name}.json"
     if data.name in SEALED_RESULTS and path.exists():
         check_same(read_results(path), results)

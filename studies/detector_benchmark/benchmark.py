@@ -173,7 +173,7 @@ def read_results(path: Path) -> Results:
 BUDGET = 0.01  # as the shipped thresholds were made
 
 
-def hindsight(data: DataSet, seen: Judged) -> dict[str, Any]:
+def missed_and_absorbed(data: DataSet, seen: Judged) -> dict[str, Any]:
     """Missed failures, and absorbed faults with and without an alarm, as plain values."""
     return {"missed": missed(data, seen), "absorbed": absorbed(data, seen)}
 

@@ -36,7 +36,7 @@ POLICY = {
     "entropy": ("Entropy", ""),
     "response_length": ("Length of the answers", "tokens"),
     "clip_fraction": ("Clipped", "share"),
-    "preference_accuracy": ("Preferred answers told apart", "share"),
+    "preference_accuracy": ("Preference accuracy", "share"),
 }
 _RAW = {
     "failure_rate": ("λ, hardware events", "per hour over the last events"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-#: Of a step: what its records are spread over.
+#: Share of a step over which its records are spread.
 _WITHIN = 0.4
 #: Greatest value over the median, above which a scale starts logarithmic.
 WIDE = 20.0
@@ -139,9 +139,9 @@ class Charts:
 def kept(values: Floats, num_buckets: int) -> NDArray[np.intp]:
     """Indices of the `values`, shape (N,), to draw, rising.
 
-    The values are cut into stretches of equally many. Of each the smallest and the
-    greatest finite value stay, and the first nan, inf and -inf that it has; so do the
-    first and the last value of all. Up to two values a stretch, all stay.
+    The values are cut into stretches of equally many. Each keeps its smallest and its
+    greatest finite value and its first nan, inf and -inf. The first and the last value of
+    all stay. Up to two values a stretch, all stay.
 
     >>> kept(np.array([1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 0.5, 1.0]), 2).tolist()
     [0, 2, 4, 6, 7]
