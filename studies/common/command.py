@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rmetric._util.errors import FAILED, ends_at_once, exit_with, fail  # noqa: F401
+from rmetric._util.errors import FAILED, INTERRUPTED, ends_at_once, exit_code_of, exit_with, fail  # noqa: F401
 from rmetric._util.options import add_jobs  # noqa: F401
 
 

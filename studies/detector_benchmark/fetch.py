@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from rmetric._util.errors import exit_code_of, exit_with, fail
-from studies.common.command import command_parser
+from studies.common.command import command_parser, exit_code_of, exit_with, fail
 from studies.detector_benchmark.data_sets import sha256
 from studies.detector_benchmark.real_logs import MANIFEST, Listed, read_manifest
 

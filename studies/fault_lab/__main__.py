@@ -26,11 +26,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rmetric._util.options import add_jobs
 from rmetric.logs import LogError, log_path, run_lines, write_atomically
 from rmetric.metric import RMetricConfig
 from rmetric.readers.archive import read_runs
-from studies.common.command import command_parser
+from studies.common.command import add_jobs, command_parser
 
 #: Options that choose the runs, in the order of the arguments of `design.campaign`.
 OF_THE_FIRST_SET = ("seeds", "first_seed", "steps", "corpus", "only")

@@ -11,9 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rmetric._util.errors import exit_code_of, exit_with, fail
-from rmetric._util.options import add_jobs
-from studies.common.command import command_parser
+from studies.common.command import add_jobs, command_parser, exit_code_of, exit_with, fail
 from studies.fleet import cost_report, faults, risk_report
 
 #: Each has NAME, HELP, OUT, add_arguments(parser) and run(options), which returns the exit status.

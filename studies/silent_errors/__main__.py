@@ -19,9 +19,8 @@ from typing import Any
 
 import pandas as pd
 
-from rmetric._util.errors import exit_with
 from rmetric._util.lazy import read_yaml
-from studies.common.command import command_parser
+from studies.common.command import command_parser, exit_with
 from studies.silent_errors.processes import findings, trainings, unpacked
 
 FOLDER = Path(__file__).parent

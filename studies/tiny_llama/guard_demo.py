@@ -24,13 +24,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rmetric._util.errors import FAILED, exit_with, fail
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.journal import Line, read_journal
 from rmetric.logs import read_log
 from rmetric.telemetry.lines import TelemetryEvent, event_line
 from rmetric.telemetry.reading import GpuSign, Reading
-from studies.common.command import command_parser
+from studies.common.command import FAILED, command_parser, exit_with, fail
 
 STEPS = 60
 WARNED_AT, KILLED_AT = 20, 32  # steps

@@ -15,9 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rmetric._util.errors import FAILED, INTERRUPTED
-from rmetric._util.options import add_jobs
-from studies.common.command import command_parser
+from studies.common.command import FAILED, INTERRUPTED, add_jobs, command_parser
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
