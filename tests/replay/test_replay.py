@@ -102,9 +102,8 @@ def test_the_scores_are_those_of_the_metric(replay):
         assert int(line["step"]) == record.step
         assert float(line["r_metric"]) == metric.score
         assert int(line["alert"]) == metric.alarm
-        assert float(line["loss_drift"] or "nan") == pytest.approx(
-            metric.raw.loss_drift, nan_ok=True
-        )
+        loss_drift = float(line["loss_drift"] or "nan")
+        assert loss_drift == pytest.approx(metric.raw.loss_drift, nan_ok=True)
 
 
 def test_the_pages_link_each_other_and_tell_how_to_make_them_again(replay):
@@ -179,9 +178,7 @@ def test_the_same_log_gives_the_same_bytes(replay):
     assert results[0] == results[1]
 
 
-def test_without_a_path_the_script_replays_the_sample_logs_and_the_command_says_what_is_accepted(
-    tmp_path, monkeypatch, capsys
-):
+def test_without_a_path_the_script_alone_has_a_default(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["replay"]) == script.main([]) == 2
     error = "error: PATH is missing: a log, a folder of logs or a glob is accepted\n"
@@ -359,9 +356,7 @@ def test_a_safe_name_is_one_plain_part_of_a_path(id):
         (["a.csv", "--plots", "-1"], "all, none or a number"),
     ],
 )
-def test_bad_usage_is_one_message_and_exit_code_2(
-    tmp_path, monkeypatch, capsys, arguments, problem
-):
+def test_bad_usage_is_one_message_and_code_2(tmp_path, monkeypatch, capsys, arguments, problem):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.csv").write_text(GOOD)
@@ -371,8 +366,6 @@ def test_bad_usage_is_one_message_and_exit_code_2(
 
 DEEP = "[" * 100_000 + "]" * 100_000
 LONG = "1" * 400
-
-
 OWN = own_log("x").decode()
 
 
@@ -393,17 +386,12 @@ def nested(depth: int) -> str:
         ("deep.json", f'{{"log_history": {DEEP}}}', "nested too deeply"),
         ("objects.jsonl", f'{{"step": 1, "loss": {nested(1000)}}}\n', "nested too deeply"),
         ("own_deep.jsonl", f'{{"event": "METRICS", "step": {DEEP}}}\n', "nested too deeply"),
-        (
-            "fast.jsonl",
-            OWN.replace('"config":{', '"config":{"seconds_per_step":"fast",'),
-            "line 1: 'seconds_per_step': found 'fast'; a number",
-        ),
+        ("fast.jsonl", OWN.replace('"config":{', '"config":{"seconds_per_step":"fast",'),
+         "line 1: 'seconds_per_step': found 'fast'; a number"),
         ("id.jsonl", OWN.replace('"x"', '"\\ud800"'), "cannot be replayed"),
     ],
 )  # fmt: skip
-def test_a_log_damaged_on_purpose_fails_alone_in_one_line(
-    replay, tmp_path, capsys, name, content, problem
-):
+def test_a_damaged_log_fails_alone_in_one_line(replay, tmp_path, capsys, name, content, problem):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / name).write_text(content)
     (tmp_path / "good.csv").write_text(GOOD)
@@ -414,9 +402,8 @@ def test_a_log_damaged_on_purpose_fails_alone_in_one_line(
     assert problem in bad["problem"]
     assert len(bad["problem"].partition("; known are: ")[0]) < 300
     assert (good["id"], good["problem"]) == ("good", "")
-    assert [line for line in capsys.readouterr().err.splitlines() if name in line] == [
-        f"failed: {bad['problem']}"
-    ]
+    printed = [line for line in capsys.readouterr().err.splitlines() if name in line]
+    assert printed == [f"failed: {bad['problem']}"]
 
 
 @pytest.mark.parametrize(
@@ -456,10 +443,8 @@ def draw(replay, monkeypatch):
 def test_a_run_that_cannot_be_drawn_is_in_the_index_and_the_others_go_on(draw, error):
     code, out = draw("a", error("too much\nof it"))
     assert code == 1
-    assert [row["problem"] for row in index(out)] == [
-        f"a.csv: cannot be replayed ({error.__name__}: too much of it)",
-        "",
-    ]
+    problem = f"a.csv: cannot be replayed ({error.__name__}: too much of it)"
+    assert [row["problem"] for row in index(out)] == [problem, ""]
 
 
 def test_interrupted_the_replay_keeps_what_it_has_and_exits_130(draw, capsys):

@@ -120,9 +120,7 @@ def test_results_that_cannot_be_written_are_exit_code_1(model, dataset, tmp_path
     assert str(tmp_path / "file" / "out") in result.err
 
 
-def test_without_a_network_it_says_what_to_fetch_and_where_it_goes(
-    model, dataset, tmp_path, monkeypatch
-):
+def test_without_a_network_it_says_what_to_fetch(model, dataset, tmp_path, monkeypatch):
     for where in (huggingface_hub.constants, datasets.config):
         monkeypatch.setattr(where, "HF_HUB_OFFLINE", True)
     error = refused("--model", "a/b", "--dataset", dataset, "--device", "cpu")
