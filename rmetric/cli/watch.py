@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   rmetric watch train.log --wait 600 --exit-on-alarm --stop-after 600 && echo healthy
   rmetric watch metrics.csv --webhook https://example.org/hook --stop-after 3600
 
-exit codes: 0 the log did not grow for --stop-after seconds, 1 it cannot be read, never came
+exit codes: 0 the log did not grow for --stop-after seconds, 1 it cannot be read, did not appear
 or was removed, 2 the command line is wrong, 3 an alarm with --exit-on-alarm, 130 interrupted"""
 
 

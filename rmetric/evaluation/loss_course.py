@@ -21,8 +21,8 @@ Bools = NDArray[np.bool_]
 #: Losses below which nothing is judged but a value that is not finite.
 FEWEST_RECORDS = 10
 #: A rise counts from the largest of these: a share of the level before it, a share of what the
-#: loss had fallen since the start, and spreads of its noise. Half of that is "back". Of few
-#: records the noise is less certain: the spreads are multiplied by 1 + `FEW_RECORDS` / records.
+#: loss had fallen since the start, and spreads of its noise. Half of that is "back". The
+#: noise of few records is less certain: spreads are multiplied by 1 + `FEW_RECORDS` / records.
 SHARE_OF_LEVEL, SHARE_OF_FALL, SPREADS, FEW_RECORDS = 0.2, 0.1, 8.0, 20
 #: Noise is that of the records near the lowest level so far, where they are this share and number.
 CALM_SHARE, CALM_RECORDS = 0.25, 15

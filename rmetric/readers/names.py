@@ -165,7 +165,7 @@ TARGETS: dict[str, Target] = {
         "gradient_variance", "sigma_sq sigma_squared gradient_variance worker_gradient_variance"
     ),
     "delta_l": Target("loss_drift", "delta_l loss_drift"),
-    # Of many programs it is the weight of a penalty.
+    # In many programs it is the weight of a penalty.
     "lambda": Target(
         "failure_rate", "lambda failure_rate hardware_failure_rate", only_beside=_BESIDE_LAMBDA
     ),

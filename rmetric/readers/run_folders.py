@@ -97,7 +97,7 @@ def _highest(file: Path, stated: re.Pattern[bytes]) -> int:
 
 
 def _global_step(state: Path) -> tuple[int, str]:
-    # Of equal ones that of the run itself, which is the shorter path.
+    # If steps are equal, the state of the run itself, which has the shorter path.
     return _highest(state, _GLOBAL_STEP), "" if "checkpoint" in state.parent.name else "~"
 
 

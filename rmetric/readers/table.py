@@ -14,7 +14,7 @@ from rmetric.readers.source import Source
 from rmetric.readers.stream import RUN, Reader, Stream, columns_of_table, stream_rows
 
 _DELIMITERS = ",;\t"
-#: Of tables that are printed for people: with bars, as in Markdown, or aligned by blanks.
+#: Delimiters of tables printed for people: bars, as in Markdown, or blanks.
 _BARS, _BLANKS = "|", " "
 _GAP = re.compile(r"\s{2,}")
 _RULE = re.compile(r"[\s|:+=-]*")

@@ -94,7 +94,7 @@ WITHOUT_STEP = Reader(
     _stream_without_step,
     follows=True,
 )
-#: Of any text, where --map names the loss: without a name any number may be one.
+#: Reads any text, if --map names the loss: without a name any number may be one.
 MAPPED = Reader(
     "text with name=value (needs --map loss=NAME)", lambda head: False, _stream_pairs, True
 )

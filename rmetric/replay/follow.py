@@ -1,7 +1,7 @@
 """A log that is still being written, record by record as its lines come.
 
-A line counts when it is whole. A file that shrinks or is replaced is begun again,
-and one that vanishes is waited for. Memory stays constant.
+A line counts when it is whole. A file that shrinks or is replaced is read again from its
+beginning, and one that vanishes is waited for. Memory stays constant.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Follower:
     Args:
         path: of a file in a format of lines; it need not exist yet where `wait` is above 0.
         take: called with the id of a run and each record of it.
-        say: called with a sentence when the file is begun again or waited for.
+        say: called with a sentence when the file is read again or waited for.
         mapping: target -> column, as for `open_log`.
         poll: seconds between two looks at a file that does not grow, above 0.
         settle: seconds without growth after which a record is handed on that a
@@ -87,7 +87,7 @@ class Follower:
                 return
             except _Replaced as how:
                 self._hand_on()
-                self._say(f"{self.path}: {how}, and is begun again")
+                self._say(f"{self.path}: {how}, and is read again")
                 self._begun_again()
 
     def _await(self) -> None:
@@ -98,7 +98,7 @@ class Follower:
         until = time.monotonic() + self.wait
         while not self.path.exists():
             if time.monotonic() >= until or (not self._pause() and self._ran_out):
-                raise LogError(self.path, None, "it never came: nothing was watched")
+                raise LogError(self.path, None, "it did not appear: nothing was watched")
             if self.stopped:
                 return
 

@@ -1,7 +1,7 @@
 """Restarts in a log, or between two logs of one run: both sides, and what that usually means.
 
-Of a log alone nobody knows what a checkpoint held. What a lost part does to loss and rate is
-known: see docs/audits.md. Its weakness: a restart whose steps go on within one log does not show.
+A log does not show what a checkpoint held. What a lost part does to loss and rate is known,
+see docs/audits.md. Its weakness: a restart whose steps go on within one log does not show.
 """
 
 from __future__ import annotations

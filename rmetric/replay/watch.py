@@ -62,8 +62,8 @@ class Watch:
 
     Args:
         make: a fresh detector; what no detector sees is watched beside it (`WithLogEnd`).
-        report: called with each event of an alarm; not again in the same words, as a log brings
-            it that is begun again.
+        report: called with each event of an alarm; not again in the same words, as for a log
+            that is read again from its beginning.
 
     Attributes:
         in_alarm: run id -> the last event, for the runs that are in alarm.

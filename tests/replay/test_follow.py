@@ -157,7 +157,7 @@ def test_a_log_that_is_rotated_is_reported_and_begun_again(path, tmp_path, how):
             time.sleep(0.1)
             path.write_bytes(line(7, 3.0))
         followed.wait_for(lambda: followed.steps[-1] == 7)
-        assert any("begun again" in words for words in followed.messages)
+        assert any("read again" in words for words in followed.messages)
         assert followed.steps == [1, 2, 3, *([4] if how == "moved away" else []), 7]
 
 
@@ -387,7 +387,7 @@ def test_a_log_that_never_came_was_not_healthy(path, capsys, waiting):
     assert watch(path, *waiting) == 1
     errors = capsys.readouterr().err
     assert "not there yet, waiting for it" in errors
-    assert f"error: {path}: it never came: nothing was watched" in errors
+    assert f"error: {path}: it did not appear: nothing was watched" in errors
 
 
 def test_a_log_that_is_removed_is_reported_and_is_no_good_end(path, capsys):

@@ -30,7 +30,7 @@ class DetectorSummary(NamedTuple):
         headline, reason: whether and where it alarms first, and why.
         details: sentences about the rest of the run.
         judgement, tone: how right it was, where the truth is known; ``good``, ``bad``, or
-            ``plain`` where nobody knows.
+            ``plain`` where it is unknown.
     """
 
     name: str
