@@ -13,12 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (56_699, 291),
-    "studies": (22_576, 130),
-    "tests": (45_477, 248),
+    "rmetric": (56_660, 291),
+    "studies": (22_573, 130),
+    "tests": (45_388, 248),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_785
+MOST_WORDS = 59_598
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert)
