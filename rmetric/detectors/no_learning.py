@@ -107,7 +107,7 @@ class NoLearning:
         error = float(half.std()) / len(half) ** 0.5 if len(half) >= FEWEST_AT_CHANCE else 1.0
         if error > LARGEST_ERROR or abs(half.mean() - 0.5) > CHANCE_ERRORS * error:
             return None
-        text = "LEARNS NOTHING: preferred answers are separated from the others by chance alone"
+        text = "LEARNS NOTHING: preferred and rejected answers are separated by chance alone"
         return NotLearnt(0, text, f"accuracy {half.mean():.3f} in the last {len(half):,} records")
 
 
