@@ -5,8 +5,8 @@ Reads logs_<MODE>/*.jsonl in --logs DIR and writes to --out DIR, each as .csv, .
 
   table1_approaches  existing approaches: what kind, what scope, what lead time
   table2_scenarios   the scenario matrix and what became of its runs
-  table3_detectors   R-Metric, ablations, baselines and anchors; of the published study its rows
-                     (studies/paper/published_tables.py), else every protocol
+  table3_detectors   R-Metric, ablations, baselines and anchors; for the published study
+                     studies/paper/published_tables.py, else every protocol in tables.py
   table4_faults      R-Metric by fault type
   table5_claims      the paper's claims beside what the logs show
   table6_transfer    weights fitted on one architecture, used on another

@@ -27,14 +27,14 @@ ALERTS_KEPT = 100
 
 
 class AlertDelivery:
-    """Raises alerts and calls the actions, see `Action`; one that fails is switched off."""
+    """Delivers alerts to the log and the actions, see `Action`; one that fails is switched off."""
 
     def __init__(
         self, monitor: Monitor, actions: Iterable[Action | Callable[[Alert], None]]
     ) -> None:
         self.alerts: list[Alert] = []  # of each episode the first of each source and rank
-        self.rank_sync: RankSync | None = None  # with the other ranks, as the next one
-        self.whole_norm: WholeNorm | None = None
+        self.rank_sync: RankSync | None = None  # None: a single process
+        self.whole_norm: WholeNorm | None = None  # None: the parameters are not sharded
         self.non_finite_step = 0  # of the last ``non_finite`` alert
         self.actions = as_actions(actions)  # those that have not failed
         self._episodes = Episodes()

@@ -204,9 +204,9 @@ class DetectorJudge:
 
 
 class StepTimeJudge:
-    """Raises the alarms of `StepTimeRules` for each step once its times are known.
+    """Makes alerts of the alarms of `StepTimeRules` for each step once its times are known.
 
-    With the messages of all ranks, every rank judges the same numbers and so raises the same
+    With the messages of all ranks, every rank judges the same numbers and so has the same
     alarms; without them, a rank judges its own times. `ranks` take part in the exchange.
     """
 
