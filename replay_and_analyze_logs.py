@@ -21,8 +21,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         epilog=replay.EXAMPLES.replace("rmetric replay", "python replay_and_analyze_logs.py"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    replay.add_arguments(parser, num_plots=20)
-    parser.set_defaults(paths=["logs_FULL_METRIC"])
+    replay.add_arguments(parser, num_plots=20, folder="logs_FULL_METRIC")
     return parser.parse_args(arguments)
 
 

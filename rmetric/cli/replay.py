@@ -55,10 +55,11 @@ the worst verdict (see docs/commands.md), 3 a run failed, 4 a run recovered, ros
 or learns nothing, or its audits found an error, 5 no verdict is possible, 0 all are healthy"""
 
 
-def add_arguments(parser: argparse.ArgumentParser, num_plots: int = 0) -> None:
-    """Args: num_plots: runs that are drawn where nothing else is asked for."""
+def add_arguments(parser: argparse.ArgumentParser, num_plots: int = 0, folder: str = "") -> None:
+    """Args: what is taken without an option: runs that are drawn, a folder; empty: none."""
     add = parser.add_argument
-    add("paths", nargs="*", type=path_in, metavar="PATH", help="log, folder or glob")
+    add("paths", nargs="*" if folder else "+", default=[folder], type=path_in, metavar="PATH",
+        help="log, folder or glob")  # fmt: skip
     add("--out", type=path_out, metavar="DIR",
         help=f"folder for the results (default: {DEFAULT_OUT}, with a number where its index "
         "holds other runs)")  # fmt: skip
@@ -95,8 +96,6 @@ def run(options: argparse.Namespace) -> int:
 
     from rmetric.reporting.replay_report import replay_logs
 
-    if not options.paths:
-        return fail("PATH is missing: a log, a folder of logs or a glob is accepted")
     try:
         found, rest = split_files(options.paths)
     except ValueError as error:

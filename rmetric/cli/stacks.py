@@ -1,10 +1,10 @@
 """Look at the ranks of a training that hangs, and name the one that the others wait for.
 
-FOLDER is the run folder of `rmetric supervise` or of a guard. It collects in FOLDER/stacks/N each
-local rank's last step, state of its process, stack, flight recorder, use of its GPU and, if NCCL's
-RAS port answers, the answer. It diagnoses them with the output of the launch, and prints the
-verdict and writes it to diagnosis.json. It stops and ends nothing.
-psutil is needed.
+FOLDER is the run folder of `rmetric supervise` or of a guard. The command collects in
+FOLDER/stacks/N each local rank's last step, state of its process, stack, flight recorder, use of
+its GPU and, if NCCL's RAS port answers, the answer. It diagnoses them with the output of the
+launch, prints the verdict and writes it to diagnosis.json. It stops and ends nothing. psutil is
+needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rescue: from an alarm to a run that ends as if nothing had happened.
 
-`policy` and `evidence` are pure and need no torch. `action` is the monitor's action, which runs
+`policy` and `judgement` are pure and need no torch. `action` is the monitor's action, which runs
 inside the training.
 """
 

@@ -199,6 +199,21 @@ def test_a_full_queue_takes_no_more_and_nobody_waits(caplog):
     release.set()
 
 
+def test_after_an_interrupt_in_an_action_the_state_is_that_before_the_step():
+    class Interrupted(Action):
+        needs_verdict_now = True
+
+        def __call__(self, alert, monitor):
+            raise KeyboardInterrupt
+
+    monitor = Monitor(make_model(), actions=[Interrupted()])
+    monitor.check_before_step(1.0, gradient_norm=1.0)
+    with pytest.raises(KeyboardInterrupt):
+        monitor.check_before_step(float("nan"), gradient_norm=1.0)
+    assert monitor.state_dict()["step"] == monitor.weights_step == 1
+    monitor.close()
+
+
 def test_while_the_interpreter_ends_what_is_submitted_runs_at_once(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't create new thread at interpreter shutdown")
