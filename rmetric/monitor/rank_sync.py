@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, Store
 
+from rmetric._util import background
 from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.gradients import nine_digits
@@ -141,6 +142,8 @@ class Exchange:
     def close(self) -> None:
         """Stop taking part. A message under way is still sent."""
         self._ended.set()
+        # A thread that is inside torch when the interpreter ends would abort the process.
+        self._joining.join(background.CLOSE_SECONDS)
         if self._group is not None and self._work is None:
             self._free()
 
@@ -163,14 +166,18 @@ class Exchange:
         try:
             store.set(f"rank {self.rank}", "here")
             store.add("here", 1)
-            while store.add("here", 0) < len(self.ranks):
+            while (here := store.add("here", 0)) < len(self.ranks) and not self._ended.wait(pause):
                 if time.monotonic() > until:
                     absent = [str(r) for r in self.ranks if not store.check([f"rank {r}"])]
                     after = f"after {self.join_seconds:g} s"
                     self.end(f"no monitor on rank {', '.join(absent)} {after}")
-                if self._ended.wait(pause):
-                    return
                 pause = min(1.0, pause * 1.5)
+            # The first rank decides for all, so that none waits in the group for one that has left.
+            decision = store.compare_set("begins", "", str(here == len(self.ranks)))
+            if decision != b"True":
+                if not self.ended:
+                    self.end("the monitor of another rank was closed before all were in touch")
+                return
             left = timedelta(seconds=max(1.0, until - time.monotonic()))
             place = self.ranks.index(self.rank)
             group = dist.ProcessGroupGloo(store, place, len(self.ranks), left)

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 import time
 from functools import partial
 from math import inf, isfinite, nan, prod
@@ -208,6 +209,20 @@ def test_a_monitor_that_is_never_called_holds_up_nobody():
         assert result["weights"] == results[0]["weights"]
         assert result["slowest"] < 15.0
         assert result["closing"] < 15.0
+
+
+def closed_at_once(rank):
+    left = []
+    for pause in (0.0, 0.01, 0.02, 0.04):
+        monitor = watched()(plain_model(), None)
+        time.sleep(pause * (rank + 1))
+        monitor.close()
+        left += [thread.name for thread in threading.enumerate() if "join" in thread.name]
+    return left
+
+
+def test_a_monitor_that_is_closed_at_once_leaves_no_thread_that_aborts_the_process():
+    assert on_ranks(closed_at_once) == [[]] * 4
 
 
 def fault_inside(step, rank, loss, monitor):

@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (56_659, 291),
+    "rmetric": (56_666, 291),
     "studies": (22_573, 130),
-    "tests": (45_405, 248),
+    "tests": (45_420, 248),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_598
