@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from studies.common.command import add_preset, ends_at_once
+from studies.common.command import add_preset, counted, ends_at_once, require
 
 with ends_at_once():
     from rmetric.logs import log_path, run_lines, start_line, write_atomically
@@ -149,8 +149,7 @@ def published_run(arguments: argparse.Namespace) -> RequestedRun:
             f"known are {', '.join(known)}"
         )
     seed = arguments.seed
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed is {seed}: it must be at least 0 and below 2^63")
+    require("seed", seed, 0 <= seed < 2**63, "at least 0 and below 2^63")
     name = f"{arguments.architecture}_{arguments.fault}_published_seed{seed}"
     spec = PublishedSpec(
         experiment_id=name if arguments.id is None else arguments.id,
@@ -222,8 +221,7 @@ def describe(run: Run, requested: RequestedRun, config: RMetricConfig) -> str:
     metric = RMetric(config)
     alarms = [record.step for record in run.records if metric.update(record).alarm]
     if alarms:
-        number = "1 alarm" if len(alarms) == 1 else f"{len(alarms):,} alarms"
-        lines.append(f"R-Metric: {number}, the first at step {alarms[0]}")
+        lines.append(f"R-Metric: {counted(len(alarms), 'alarm')}, the first at step {alarms[0]}")
     else:
         lines.append("R-Metric: no alarm")
     return "\n".join(lines)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from rmetric._util.errors import FAILED, INTERRUPTED, ends_at_once, exit_code_of, exit_with, fail  # noqa: F401
+from rmetric._util.errors import FAILED, ends_at_once, exit_code_of, exit_with, fail, require  # noqa: F401
 from rmetric._util.options import add_jobs  # noqa: F401
+from rmetric._util.printed import counted  # noqa: F401
 
 
 def command_parser(module: str, description: str | None) -> argparse.ArgumentParser:

@@ -117,8 +117,7 @@ def score_job(case: Case) -> JobScores:
         diagnosis = gathered(seen.job, library, healthy, switches=switches).diagnosis()
         answers[title] = of_diagnosis(case, seen, diagnosis)
     answers |= of_baselines(case, seen)
-    facts = (case.name, case.group, case.kind, case.outcome, seen.job.lines)
-    return JobScores(*facts, answers)
+    return JobScores(case.name, case.group, case.kind, case.outcome, seen.job.lines, answers)
 
 
 def score_all(cases: Sequence[Case], processes: int) -> list[JobScores]:

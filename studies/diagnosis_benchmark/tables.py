@@ -201,5 +201,4 @@ def report(folder: Path, page: Path | None) -> list[Table]:
 
 
 def stored(path: Path) -> Table:
-    frame = pd.read_csv(path, keep_default_na=False)
-    return Table.of(path.stem, STORED[path.stem], frame)
+    return Table.of(path.stem, STORED[path.stem], pd.read_csv(path, keep_default_na=False))

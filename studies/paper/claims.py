@@ -236,8 +236,7 @@ def verdict(paper: float, measured: Estimate) -> str:
         return "undefined"
     if not measured.low <= paper <= measured.high:
         return "differs"
-    is_narrow = (measured.high - measured.low) / 2 <= NARROW * paper
-    return "agrees" if is_narrow else "undecided"
+    return "agrees" if (measured.high - measured.low) / 2 <= NARROW * paper else "undecided"
 
 
 def _below(bound: float, measured: Estimate) -> str:

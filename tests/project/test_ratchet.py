@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Package -> lines of Python and files, at most.
 LARGEST = {
     "rmetric": (56_666, 291),
-    "studies": (22_573, 130),
+    "studies": (22_572, 130),
     "tests": (45_420, 248),
 }
 #: Words of docs/*.md, at most.

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from studies.common.command import FAILED, INTERRUPTED, add_jobs, command_parser
+from rmetric._util.errors import INTERRUPTED
+from studies.common.command import FAILED, add_jobs, command_parser
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
